@@ -1,0 +1,126 @@
+//! The scalar functions of the contract, written out so that every backend and every machine computes
+//! the same bits: no libm that differs between systems, no approximation that differs between chips.
+
+/// e^x. At most 1.5 ulp from the true value (measured over all finite results); 0 and infinity beyond
+/// the range of fp32, NaN stays NaN.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (remainder 5e-9), times
+/// 2^n in two exact steps so that denormal results round once. The device header computes the same steps.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    // ln 2 in two parts; the high one has 9 trailing zero bits, so that n * LN2_HI is exact.
+    const LN2_HI: f32 = 0.693_359_4;
+    const LN2_LO: f32 = -2.121_944_4e-4;
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
+    const FACTORIALS: [f32; 7] =
+        [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
+
+    // Clamped so that n stays within two exact scalings; the ends already give 0 and infinity.
+    // (`max` and `min` drop NaN, so it is put back at the end.)
+    let clamped = x.clamp(-104.0, 89.0);
+    let n = clamped.mul_add(LOG2_E, ROUND) - ROUND;
+    let r = n.mul_add(-LN2_LO, n.mul_add(-LN2_HI, clamped));
+    let mut p = FACTORIALS[0];
+    let mut i = 1;
+    while i < FACTORIALS.len() {
+        p = p.mul_add(r, FACTORIALS[i]);
+        i += 1;
+    }
+    let e = p.mul_add(r, 1.0);
+    let n = n as i32;
+    let half = n >> 1;
+    let pow2 = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+    let scaled = e * pow2(half) * pow2(n - half);
+    if x.is_nan() { x } else { scaled }
+}
+
+/// 1 / (1 + e^-x).
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// x / (1 + e^-x).
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+/// ln(1 + e^x), the identity above 20.
+#[inline(always)]
+pub fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { libm::log1pf(exp(x)) }
+}
+
+/// 1 / sqrt(x), both steps rounded to nearest.
+#[inline(always)]
+pub fn rsqrt(x: f32) -> f32 {
+    1.0 / x.sqrt()
+}
+
+/// Runs `body` with the widest vectors this processor has.
+///
+/// A fused multiply-add has one right result, so the bits do not depend on what is found; without the
+/// instruction each `mul_add` is a library call, twenty times slower. `body` and what it calls must be
+/// `#[inline(always)]` to profit.
+#[inline(always)]
+pub fn vectorised<R>(body: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2,fma")]
+        fn with_avx2<R>(body: impl FnOnce() -> R) -> R {
+            body()
+        }
+        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+            // SAFETY: both features were just detected on this processor.
+            return unsafe { with_avx2(body) };
+        }
+    }
+    body()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_its_bound() {
+        let mut worst = 0.0f64;
+        for bits in (0..u32::MAX).step_by(997) {
+            let x = f32::from_bits(bits);
+            if !x.is_finite() {
+                continue;
+            }
+            let (got, want) = (exp(x), libm::exp(f64::from(x)));
+            if want > f64::from(f32::MAX) {
+                assert!(got == f32::INFINITY || got >= f32::MAX * 0.999_999, "{x}: {got}");
+                continue;
+            }
+            let ulp = f64::from(f32::from_bits((want as f32).to_bits() + 1)) - f64::from(want as f32);
+            worst = worst.max((f64::from(got) - want).abs() / ulp);
+        }
+        assert!(worst < 1.5, "{worst} ulp");
+    }
+
+    #[test]
+    fn ends_of_the_range() {
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert!(exp(f32::NAN).is_nan());
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-200.0), 0.0);
+        assert_eq!(sigmoid(-200.0), 0.0);
+        assert_eq!(sigmoid(200.0), 1.0);
+        assert_eq!(softplus(30.0), 30.0);
+        assert!((softplus(0.0) - std::f32::consts::LN_2).abs() < 1e-7);
+    }
+
+    #[test]
+    fn vectors_do_not_change_bits() {
+        let xs: Vec<f32> = (0..4096).map(|i| (i as f32 - 2048.0) * 0.037).collect();
+        let wide = vectorised(|| xs.iter().map(|x| silu(*x).to_bits()).collect::<Vec<_>>());
+        let plain: Vec<u32> = xs.iter().map(|x| silu(*x).to_bits()).collect();
+        assert_eq!(wide, plain);
+    }
+}

@@ -1,0 +1,1 @@
+//! Row-invariant dense operators of a decode step: linear, norms, embedding, MoE.

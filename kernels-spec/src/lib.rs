@@ -1,0 +1,1 @@
+//! The glue of speculative decoding on the device: sampling, acceptance, carry, bookkeeping.

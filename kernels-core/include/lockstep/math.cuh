@@ -1,0 +1,78 @@
+// The scalar functions of kernels_core::ref_math, step by step: same bits on the CPU and on every GPU.
+//
+// Every step is one correctly rounded operation, so no compiler flag can contract or reorder them. NaN is
+// the exception: a NaN stays a NaN, but its payload follows the hardware.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace lockstep {
+
+namespace detail {
+
+constexpr float kLog2E = 0x1.715476p+0f;
+constexpr float kLn2High = 0x1.63p-1f;        // 9 trailing zero bits: n * kLn2High is exact
+constexpr float kLn2Low = -0x1.bd0106p-13f;   // ln 2 - kLn2High
+constexpr float kRound = 12582912.0f;         // 1.5 * 2^23: adding it rounds to an integer
+
+struct Reduced {
+  float shifted;  // kRound + n
+  float power;    // e^(x - n ln 2), in [0.70, 1.42]
+};
+
+// x = n ln 2 + r, and e^r by its Taylor polynomial of degree 7. |x| <= 104.
+__device__ __forceinline__ Reduced reduce_exp(float x) {
+  const float shifted = __fmaf_rn(x, kLog2E, kRound);
+  const float n = __fadd_rn(shifted, -kRound);
+  const float r = __fmaf_rn(n, -kLn2Low, __fmaf_rn(n, -kLn2High, x));
+  float p = 1.0f / 5040.0f;
+  p = __fmaf_rn(p, r, 1.0f / 720.0f);
+  p = __fmaf_rn(p, r, 1.0f / 120.0f);
+  p = __fmaf_rn(p, r, 1.0f / 24.0f);
+  p = __fmaf_rn(p, r, 1.0f / 6.0f);
+  p = __fmaf_rn(p, r, 0.5f);
+  p = __fmaf_rn(p, r, 1.0f);
+  return {shifted, __fmaf_rn(p, r, 1.0f)};
+}
+
+__device__ __forceinline__ float pow2(int n) { return __uint_as_float(uint32_t(n + 127) << 23); }
+
+// 1 + e^y for a y that is not NaN; exactly fadd(1, exp(y)) at a third less work.
+//
+// Where e^y is below 2^-25 the sum is 1 whatever its low bits, so the denormal range of exp needs no care
+// and one scaling is enough: e^y = (2 power) 2^(n - 1) with n - 1 in -127..=127 (2^-127 taken as 0).
+__device__ __forceinline__ float one_plus_exp(float y) {
+  const Reduced e = reduce_exp(fminf(fmaxf(y, -87.0f), 89.0f));
+  // The low nine bits of kRound are zero, so that shifting its sum with n leaves n in the exponent field.
+  const uint32_t scale = (__float_as_uint(e.shifted) << 23) + (126u << 23);
+  return __fadd_rn(1.0f, __fmul_rn(__fadd_rn(e.power, e.power), __uint_as_float(scale)));
+}
+
+}  // namespace detail
+
+// e^x, at most 1.5 ulp off; 0 and infinity beyond the range, NaN stays NaN.
+__device__ __forceinline__ float exp(float x) {
+  // fmaxf drops a NaN, so it is put back at the end.
+  const detail::Reduced e = detail::reduce_exp(fminf(fmaxf(x, -104.0f), 89.0f));
+  const int n = int(__float_as_uint(e.shifted) - __float_as_uint(detail::kRound));
+  const int half = n >> 1;
+  // Two exact scalings, so that a denormal result rounds once.
+  const float scaled = __fmul_rn(__fmul_rn(e.power, detail::pow2(half)), detail::pow2(n - half));
+  return x != x ? x : scaled;
+}
+
+// 1 / (1 + e^-x)
+__device__ __forceinline__ float sigmoid(float x) {
+  const float y = __fdiv_rn(1.0f, detail::one_plus_exp(-x));
+  return x != x ? x : y;
+}
+
+// x / (1 + e^-x); a NaN comes through the numerator.
+__device__ __forceinline__ float silu(float x) { return __fdiv_rn(x, detail::one_plus_exp(-x)); }
+
+// 1 / sqrt(x), both steps rounded to nearest.
+__device__ __forceinline__ float rsqrt(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
+
+}  // namespace lockstep

@@ -1,1 +1,74 @@
-//! Row-invariant dense operators of a decode step: linear, norms, embedding, MoE.
+#![doc = include_str!("../README.md")]
+
+mod act;
+mod cpu;
+mod embed;
+mod head;
+mod linear;
+mod moe;
+mod norm;
+mod plan;
+
+pub use act::{SiluMul, SiluMulArgs, SiluMulProblem};
+pub use embed::{Embed, EmbedArgs, EmbedProblem};
+pub use head::{Head, HeadArgs, HeadProblem};
+pub use linear::{Epilogue, Linear, LinearArgs, LinearProblem};
+pub use moe::{Moe, MoeArgs, MoeProblem};
+pub use norm::{
+    AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, GatedNorm, GatedNormArgs, GatedNormProblem, Norm,
+    NormArgs, NormProblem,
+};
+
+use kernels_core::{Activation, Backend, Result};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The backends this crate has kernels for.
+///
+/// Its functions are what `run` calls once the arguments are checked; there is no other way in.
+pub trait DenseBackend: Backend + sealed::Sealed {
+    #[doc(hidden)]
+    fn linear<A: Activation, W: Activation>(
+        op: &Linear,
+        on: &Self::Queue,
+        args: LinearArgs<'_, Self, A, W>,
+    ) -> Result<()>;
+    #[doc(hidden)]
+    fn head<A: Activation, W: Activation>(
+        op: &Head,
+        on: &Self::Queue,
+        args: HeadArgs<'_, Self, A, W>,
+    ) -> Result<()>;
+    #[doc(hidden)]
+    fn norm<A: Activation>(op: &Norm, on: &Self::Queue, args: NormArgs<'_, Self, A>) -> Result<()>;
+    #[doc(hidden)]
+    fn add_norm<A: Activation>(op: &AddNorm, on: &Self::Queue, args: AddNormArgs<'_, Self, A>) -> Result<()>;
+    #[doc(hidden)]
+    fn gated_norm<A: Activation>(
+        op: &GatedNorm,
+        on: &Self::Queue,
+        args: GatedNormArgs<'_, Self, A>,
+    ) -> Result<()>;
+    #[doc(hidden)]
+    fn concat_norm<A: Activation>(
+        op: &ConcatNorm,
+        on: &Self::Queue,
+        args: ConcatNormArgs<'_, Self, A>,
+    ) -> Result<()>;
+    #[doc(hidden)]
+    fn silu_mul<A: Activation>(op: &SiluMul, on: &Self::Queue, args: SiluMulArgs<'_, Self, A>) -> Result<()>;
+    #[doc(hidden)]
+    fn embed<A: Activation, W: Activation>(
+        op: &Embed,
+        on: &Self::Queue,
+        args: EmbedArgs<'_, Self, A, W>,
+    ) -> Result<()>;
+    #[doc(hidden)]
+    fn moe<A: Activation, W: Activation>(
+        op: &Moe,
+        on: &Self::Queue,
+        args: MoeArgs<'_, Self, A, W>,
+    ) -> Result<()>;
+}

@@ -1,0 +1,127 @@
+//! The reference: fp32 in the order of the equations, rounded where the contract says so.
+
+mod dots;
+mod linear;
+mod moe;
+mod norm;
+mod scratch;
+
+use crate::{
+    AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, GatedNorm,
+    GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, SiluMul, SiluMulArgs,
+    sealed::Sealed,
+};
+use kernels_core::{Activation, Cpu, Result, Tensor};
+
+impl Sealed for Cpu {}
+
+impl DenseBackend for Cpu {
+    fn linear<A: Activation, W: Activation>(
+        op: &Linear,
+        (): &(),
+        args: LinearArgs<'_, Cpu, A, W>,
+    ) -> Result<()> {
+        linear::linear(op.problem(), args);
+        Ok(())
+    }
+
+    fn head<A: Activation, W: Activation>(op: &Head, (): &(), args: HeadArgs<'_, Cpu, A, W>) -> Result<()> {
+        linear::head(op.problem(), args);
+        Ok(())
+    }
+
+    fn norm<A: Activation>(op: &Norm, (): &(), args: NormArgs<'_, Cpu, A>) -> Result<()> {
+        norm::norm(op.problem(), args);
+        Ok(())
+    }
+
+    fn add_norm<A: Activation>(op: &AddNorm, (): &(), args: AddNormArgs<'_, Cpu, A>) -> Result<()> {
+        norm::add_norm(op.problem(), args);
+        Ok(())
+    }
+
+    fn gated_norm<A: Activation>(op: &GatedNorm, (): &(), args: GatedNormArgs<'_, Cpu, A>) -> Result<()> {
+        norm::gated_norm(op.problem(), args);
+        Ok(())
+    }
+
+    fn concat_norm<A: Activation>(op: &ConcatNorm, (): &(), args: ConcatNormArgs<'_, Cpu, A>) -> Result<()> {
+        norm::concat_norm(op.problem(), args);
+        Ok(())
+    }
+
+    fn silu_mul<A: Activation>(op: &SiluMul, (): &(), args: SiluMulArgs<'_, Cpu, A>) -> Result<()> {
+        linear::silu_mul(op.problem(), args);
+        Ok(())
+    }
+
+    fn embed<A: Activation, W: Activation>(
+        op: &Embed,
+        (): &(),
+        args: EmbedArgs<'_, Cpu, A, W>,
+    ) -> Result<()> {
+        let EmbedArgs { mut out, ids, table } = args;
+        for row in 0..op.problem().rows {
+            let out = out.row_mut(&[row]);
+            let id = usize::try_from(ids.at([row])).ok().filter(|id| *id < op.problem().vocab);
+            match id {
+                Some(id) => {
+                    for (out, w) in out.iter_mut().zip(table.row(&[id])) {
+                        *out = A::from_f32(w.to_f32());
+                    }
+                }
+                None => out.fill(A::from_f32(0.0)),
+            }
+        }
+        Ok(())
+    }
+
+    fn moe<A: Activation, W: Activation>(op: &Moe, (): &(), args: MoeArgs<'_, Cpu, A, W>) -> Result<()> {
+        moe::moe(op.problem(), args);
+        Ok(())
+    }
+}
+
+/// Every NaN becomes the same NaN.
+///
+/// Which operand's payload survives an addition is left open by IEEE 754 and by Rust, so without this two
+/// vector forms of one sum could differ in the bytes of a NaN.
+#[inline(always)]
+fn settle(x: f32) -> f32 {
+    if x.is_nan() { f32::NAN } else { x }
+}
+
+/// Rounds to the activation type.
+#[inline(always)]
+fn round<A: Activation>(x: f32) -> A {
+    A::from_f32(settle(x))
+}
+
+/// The value that `x` has once it is rounded to the activation type.
+#[inline(always)]
+fn rounded<A: Activation>(x: f32) -> f32 {
+    round::<A>(x).to_f32()
+}
+
+/// Adds neighbours at half the distance until one value is left: lane i takes lane i + width / 2.
+#[inline(always)]
+fn tree<const LANES: usize>(mut lanes: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+        half /= 2;
+    }
+    settle(lanes[0])
+}
+
+/// The rows of `x` in fp32, packed.
+fn widen<A: Activation>(x: &Tensor<'_, Cpu, A, 2>, wide: &mut [f32]) {
+    for row in 0..x.dims[0] {
+        let wide = &mut wide[row * x.dims[1]..][..x.dims[1]];
+        for (wide, x) in wide.iter_mut().zip(x.row(&[row])) {
+            *wide = x.to_f32();
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The language model head: fp32 logits, and the best id of every row.
+
+use crate::{DenseBackend, plan};
+use kernels_core::{Activation, Backend, DeviceInfo, Error, Result, Tensor, TensorMut, bf16};
+
+const OP: &str = "dense::head";
+
+/// The sizes of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeadProblem {
+    /// Rows of `x`.
+    pub rows: usize,
+    /// Width of a row.
+    pub k: usize,
+    /// Rows of the weight and columns of the logits.
+    pub vocab: usize,
+    /// Ids from here on stand for no token: they never win, and their logits are -inf.
+    pub valid: usize,
+}
+
+/// Operands of [`Head`]. At least one of the two outputs must be there.
+#[derive(Debug)]
+pub struct HeadArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
+    /// `[rows, vocab]`, fp32 and not rounded.
+    pub logits: Option<TensorMut<'a, B, f32, 2>>,
+    /// `[rows]`: the smallest id among the largest logits; -1 where all are NaN.
+    pub argmax: Option<TensorMut<'a, B, i32, 1>>,
+    /// `[rows, k]`
+    pub x: Tensor<'a, B, A, 2>,
+    /// `[vocab, k]`; rows from `valid` on are not read.
+    pub weight: Tensor<'a, B, W, 2>,
+}
+
+/// Logits and their argmax in one pass over the weight.
+///
+/// The argmax is taken on the fp32 sums (rounding first would tie a few rows in a hundred), by the rule
+/// of [`kernels_core::argmax`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    problem: HeadProblem,
+}
+
+impl Head {
+    /// Chooses how `device` computes `problem`.
+    pub fn plan(problem: HeadProblem, device: &DeviceInfo) -> Result<Self> {
+        plan::rows(OP, problem.rows)?;
+        plan::sizes(OP, [("k", problem.k), ("vocab", problem.vocab)])?;
+        if !(1..=problem.vocab).contains(&problem.valid) {
+            let want = format!("it must be in 1..={}, the vocabulary", problem.vocab);
+            return Err(Error::invalid(OP, "valid", problem.valid, want));
+        }
+        plan::on_cpu(OP, device)?;
+        Ok(Head { problem })
+    }
+
+    /// The sizes it was planned for.
+    pub fn problem(&self) -> &HeadProblem {
+        &self.problem
+    }
+
+    /// Checks the operands and computes or enqueues.
+    pub fn run<B: DenseBackend, A: Activation, W: Activation>(
+        &self,
+        on: &B::Queue,
+        args: HeadArgs<'_, B, A, W>,
+    ) -> Result<()> {
+        let HeadProblem { rows, k, vocab, .. } = self.problem;
+        if args.logits.is_none() && args.argmax.is_none() {
+            let want = "one of `logits` and `argmax` must be given";
+            return Err(Error::invalid(OP, "the number of outputs", 0, want));
+        }
+        if let Some(logits) = &args.logits {
+            logits.check(OP, "logits", [rows, vocab])?;
+            logits.check_disjoint(OP, "logits")?;
+        }
+        if let Some(argmax) = &args.argmax {
+            argmax.check(OP, "argmax", [rows])?;
+        }
+        args.x.check(OP, "x", [rows, k])?;
+        args.weight.check(OP, "weight", [vocab, k])?;
+        B::head(self, on, args)
+    }
+}

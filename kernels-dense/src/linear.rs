@@ -1,0 +1,110 @@
+//! y = x Wᵀ, with what follows it folded in.
+
+use crate::{DenseBackend, plan};
+use kernels_core::{Activation, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
+
+const OP: &str = "dense::linear";
+
+/// What happens to a sum once it is rounded to the activation type.
+///
+/// `A(v)` rounds to the activation type; everything else is fp32. An epilogue starts from the *rounded*
+/// sum, so that it gives the bits of [`Epilogue::Store`] followed by an operation of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// `out = A(sum)`.
+    Store,
+    /// `out = A(out + A(sum))`: a residual.
+    AddTo,
+    /// `out = A(silu(A(gate)) * A(up))`: the weight has `n` gate rows, then `n` up rows.
+    SiluMul,
+}
+
+/// The sizes of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LinearProblem {
+    /// Rows of `x` and `out`.
+    pub rows: usize,
+    /// Input width.
+    pub k: usize,
+    /// Output width.
+    pub n: usize,
+    /// What happens to the sums.
+    pub epilogue: Epilogue,
+}
+
+impl LinearProblem {
+    /// Rows of the weight: twice `n` where it holds gate and up.
+    pub fn weight_rows(&self) -> usize {
+        match self.epilogue {
+            Epilogue::Store | Epilogue::AddTo => self.n,
+            Epilogue::SiluMul => 2 * self.n,
+        }
+    }
+}
+
+/// Operands of [`Linear`].
+#[derive(Debug)]
+pub struct LinearArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
+    /// `[rows, n]`; read too by [`Epilogue::AddTo`].
+    pub out: TensorMut<'a, B, A, 2>,
+    /// `[rows, k]`
+    pub x: Tensor<'a, B, A, 2>,
+    /// `[n, k]`; `[2n, k]` for [`Epilogue::SiluMul`].
+    pub weight: Tensor<'a, B, W, 2>,
+}
+
+/// A linear layer without bias, `x Wᵀ`, and its epilogue.
+///
+/// Sums are fp32 and their order is a function of `k` alone, so a row has the same bits however many
+/// rows are computed with it.
+///
+/// ```
+/// use kernels_core::{Cpu, DeviceInfo, Tensor, TensorMut};
+/// use kernels_dense::{Epilogue, Linear, LinearArgs, LinearProblem};
+///
+/// let op = Linear::plan(
+///     LinearProblem { rows: 1, k: 2, n: 2, epilogue: Epilogue::AddTo },
+///     &DeviceInfo::cpu(),
+/// )?;
+/// let (x, weight, mut out) = ([1.0f32, 2.0], [3.0f32, 4.0, 5.0, 6.0], [100.0f32, 200.0]);
+/// op.run::<Cpu, f32, f32>(&(), LinearArgs {
+///     out: TensorMut::new(&mut out, [1, 2]),
+///     x: Tensor::new(&x, [1, 2]),
+///     weight: Tensor::new(&weight, [2, 2]),
+/// })?;
+/// assert_eq!(out, [111.0, 217.0]);
+/// # Ok::<(), kernels_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Linear {
+    problem: LinearProblem,
+}
+
+impl Linear {
+    /// Chooses how `device` computes `problem`.
+    pub fn plan(problem: LinearProblem, device: &DeviceInfo) -> Result<Self> {
+        plan::rows(OP, problem.rows)?;
+        plan::sizes(OP, [("k", problem.k), ("n", problem.n)])?;
+        plan::on_cpu(OP, device)?;
+        Ok(Linear { problem })
+    }
+
+    /// The sizes it was planned for.
+    pub fn problem(&self) -> &LinearProblem {
+        &self.problem
+    }
+
+    /// Checks the operands and computes or enqueues.
+    pub fn run<B: DenseBackend, A: Activation, W: Activation>(
+        &self,
+        on: &B::Queue,
+        args: LinearArgs<'_, B, A, W>,
+    ) -> Result<()> {
+        let LinearProblem { rows, k, n, .. } = self.problem;
+        args.out.check(OP, "out", [rows, n])?;
+        args.out.check_disjoint(OP, "out")?;
+        args.x.check(OP, "x", [rows, k])?;
+        args.weight.check(OP, "weight", [self.problem.weight_rows(), k])?;
+        B::linear(self, on, args)
+    }
+}

@@ -1,1 +1,85 @@
 //! The glue of speculative decoding on the device: sampling, acceptance, carry, bookkeeping.
+//!
+//! Nothing here reads back to the host: every counter, token and row list is device data, and each
+//! operation turns some of it into the next.
+
+mod cpu;
+mod hidden;
+mod inputs;
+mod memory;
+mod problem;
+mod sample;
+mod sampling;
+mod settle;
+
+pub use hidden::{Carry, CarryArgs, HiddenProblem, KeepHidden, KeepHiddenArgs, TakeLast, TakeLastArgs};
+pub use inputs::{
+    ChainInputs, ChainInputsArgs, ChainProblem, DraftInputs, DraftInputsArgs, DraftProblem, LastRows,
+    LastRowsArgs, PrefillInputs, PrefillInputsArgs, TargetInputs, TargetInputsArgs,
+};
+pub use memory::{RowTable, RowsMut, SlotTable, Slots, State};
+pub use problem::Problem;
+pub use sample::{
+    Argmax, ArgmaxArgs, ArgmaxProblem, DrawDraft, DrawDraftArgs, Rejection, RejectionArgs, RejectionProblem,
+    Sample, SampleArgs, SampleProblem,
+};
+pub use sampling::{GREEDY_BELOW, Sampling, SamplingParams, SamplingTable};
+pub use settle::{
+    Accept, AcceptArgs, Advance, AdvanceArgs, AdvanceProblem, Counters, Emit, EmitArgs, Pass, Propose,
+    ProposeArgs, Stop, StopArgs, StopProblem, Stops,
+};
+
+use kernels_core::{Activation, Backend, Cpu, Result};
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for kernels_core::Cpu {}
+}
+
+macro_rules! backend {
+    ($($method:ident: $op:ident, $args:ident $(<$a:ident>)?;)*) => {
+        /// A backend that has these operations.
+        pub trait SpecBackend: Backend + sealed::Sealed {
+            $(
+                #[doc(hidden)]
+                fn $method$(<$a: Activation>)?(
+                    op: &$op,
+                    on: &Self::Queue,
+                    args: $args<'_, Self $(, $a)?>,
+                ) -> Result<()>;
+            )*
+        }
+
+        impl SpecBackend for Cpu {
+            $(
+                fn $method$(<$a: Activation>)?(
+                    op: &$op,
+                    (): &(),
+                    args: $args<'_, Cpu $(, $a)?>,
+                ) -> Result<()> {
+                    cpu::$method(op, args);
+                    Ok(())
+                }
+            )*
+        }
+    };
+}
+backend! {
+    target_inputs: TargetInputs, TargetInputsArgs;
+    prefill_inputs: PrefillInputs, PrefillInputsArgs;
+    last_rows: LastRows, LastRowsArgs;
+    draft_inputs: DraftInputs, DraftInputsArgs;
+    chain_inputs: ChainInputs, ChainInputsArgs;
+    accept: Accept, AcceptArgs;
+    stop: Stop, StopArgs;
+    advance: Advance, AdvanceArgs;
+    emit: Emit, EmitArgs;
+    propose: Propose, ProposeArgs;
+    carry: Carry, CarryArgs<A>;
+    keep_hidden: KeepHidden, KeepHiddenArgs<A>;
+    take_last: TakeLast, TakeLastArgs<A>;
+    argmax: Argmax, ArgmaxArgs;
+    sample: Sample, SampleArgs;
+    draw_draft: DrawDraft, DrawDraftArgs;
+    rejection: Rejection, RejectionArgs;
+}

@@ -1,0 +1,260 @@
+//! Choosing tokens: argmax, coupled sampling, and the rejection sampler.
+
+use crate::{
+    Problem, Sampling, Slots,
+    problem::{at_least_one, at_most, operation},
+};
+use kernels_core::{Backend, Result, Rows, Tensor, TensorMut};
+
+/// The bounds of [`Sample`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleProblem {
+    /// Sequences of the launch, padding included.
+    pub sequences: usize,
+    /// Rows of logits, unowned ones included.
+    pub rows: usize,
+    /// Columns of logits.
+    pub vocab: usize,
+    /// Ids at and beyond this are never chosen.
+    pub valid: usize,
+    /// Slots of the memories addressed.
+    pub slots: usize,
+    /// Positions a slot has tokens for.
+    pub positions: usize,
+    /// Biased tokens a slot may have.
+    pub max_bias: usize,
+}
+
+impl SampleProblem {
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        self.base().check(op)?;
+        check_vocab(op, self.vocab, self.valid)
+    }
+
+    /// Without the vocabulary; a sampler does not care how rows spread over sequences.
+    fn base(&self) -> Problem {
+        let Self { sequences, rows, slots, positions, .. } = *self;
+        Problem { sequences, rows, max_rows: rows, slots, positions }
+    }
+}
+
+pub(crate) fn check_vocab(op: &'static str, vocab: usize, valid: usize) -> Result<()> {
+    at_least_one(op, "vocab", vocab)?;
+    at_most(op, "vocab", vocab, i32::MAX as usize)?;
+    at_least_one(op, "valid", valid)?;
+    at_most(op, "valid", valid, vocab)
+}
+
+operation! {
+    /// Chooses a token in every row, by the rules of the row's slot.
+    ///
+    /// The row at position `p` chooses the token of `p + 1`, knowing `tokens[0..=p]` (drafts of this
+    /// round included). In this order, each step on what the one before left:
+    ///
+    /// 1. A logit that is NaN or minus infinity, or whose id is not below `valid`, is masked for good.
+    /// 2. Penalties. Repetition `r`, for ids anywhere in `tokens[0..=p]`: `l / r` if `l > 0`, else `l * r`.
+    ///    Presence, then frequency, for ids in the answer `tokens[prompt..=p]`: `l - presence`,
+    ///    `l - frequency * count`.
+    /// 3. Bias: `l + bias`.
+    /// 4. Temperature below [`GREEDY_BELOW`](crate::GREEDY_BELOW): the largest logit, the smallest id on a
+    ///    tie, and nothing below applies. Else `z = (l - max) / temperature`. (A `max` of plus infinity
+    ///    leaves only the ids that have it, all alike.)
+    /// 5. Top-k keeps the `k` largest, top-p the shortest run of the largest whose mass is at least
+    ///    `top_p` times the mass that top-k left, and at least one; both order by `l`, then by smallest id.
+    /// 6. Min-p keeps ids with `e^z >= min_p`: probability relative to the largest.
+    /// 7. The choice is the largest `z + g`, the smallest id on a tie, with `g` the Gumbel noise of
+    ///    ([`Use::Draw`](kernels_core::philox::Use), seed, `p + 1`, id). That is a draw from the softmax
+    ///    of what is left, and depends neither on the round nor on the row nor on the batch.
+    ///
+    /// Mass is the sum of `e^z` over a set of ids by one tree that the vocabulary alone fixes: chunks of
+    /// 1024 ids, in each 32 lanes that add every 32nd id in ascending order, lanes folded by halves
+    /// (lane `j` += lane `j + 16`, then 8, 4, 2, 1), chunks added in ascending order; an id outside the
+    /// set counts 0. fp32 addition is monotone, so mass grows with the set and "shortest" is well defined.
+    ///
+    /// The target and the draft use the same operation with the same parameters: each draws with the
+    /// same noise from its own distribution, so that they agree as often as (1 - TV) / (1 + TV) at
+    /// least, and what the target draws is what it draws without a draft.
+    ///
+    /// A row in which everything is masked chooses -1. That is a fault only where the token is needed, so
+    /// [`Accept`](crate::Accept) records it: neither a rejected row nor a draft can end a sequence.
+    Sample, "spec::sample", SampleProblem, SampleArgs, sample
+}
+
+/// Operands of [`Sample`].
+#[derive(Debug)]
+pub struct SampleArgs<'a, B: Backend> {
+    /// `[rows]`: the chosen ids; -1 where everything is masked; 0 in rows of padding or of nobody.
+    pub choice: TensorMut<'a, B, i32, 1>,
+    /// `[slots + 1]`: sticky fault words.
+    pub faults: TensorMut<'a, B, u64, 1>,
+    /// `[rows, vocab]`.
+    pub logits: Tensor<'a, B, f32, 2>,
+    /// Whose rows they are.
+    pub rows: Rows<'a, B>,
+    /// `[slots, positions]`: token ids by absolute position.
+    pub tokens: Tensor<'a, B, i32, 2>,
+    /// `[slots]`: tokens of the prompt.
+    pub prompt: Tensor<'a, B, i32, 1>,
+    /// How each slot draws.
+    pub sampling: Sampling<'a, B>,
+}
+
+impl Sample {
+    fn check<B: Backend>(&self, args: &SampleArgs<'_, B>) -> Result<()> {
+        let p = &self.problem;
+        args.choice.check(Self::NAME, "choice", [p.rows])?;
+        args.faults.check(Self::NAME, "faults", [p.slots + 1])?;
+        args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])?;
+        args.rows.check(Self::NAME, p.sequences)?;
+        args.tokens.check(Self::NAME, "tokens", [p.slots, p.positions])?;
+        args.prompt.check(Self::NAME, "prompt", [p.slots])?;
+        args.sampling.check(Self::NAME, p.slots, p.max_bias)
+    }
+}
+
+/// The bounds of [`DrawDraft`] and [`Rejection`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RejectionProblem {
+    /// The bounds of the rows and the vocabulary.
+    pub base: SampleProblem,
+    /// Draft distributions kept per slot: that of the draft at position `p` at `p % ring_rows`. At least
+    /// the longest chain.
+    pub ring_rows: usize,
+}
+
+impl RejectionProblem {
+    fn check(&self, op: &'static str) -> Result<()> {
+        self.base.check(op)?;
+        at_least_one(op, "ring_rows", self.ring_rows)
+    }
+}
+
+operation! {
+    /// Draws a draft for [`Rejection`], and keeps the distribution it was drawn from.
+    ///
+    /// The same rules as [`Sample`], with noise of its own ([`Use::Draft`](kernels_core::philox::Use)).
+    /// The probabilities kept are `e^z / mass` of what the filters left, zero elsewhere; greedy keeps 1
+    /// at the choice.
+    DrawDraft, "spec::draw_draft", RejectionProblem, DrawDraftArgs, draw_draft
+}
+
+/// Operands of [`DrawDraft`].
+#[derive(Debug)]
+pub struct DrawDraftArgs<'a, B: Backend> {
+    /// `[rows]`: the chosen ids, as [`SampleArgs::choice`].
+    pub choice: TensorMut<'a, B, i32, 1>,
+    /// `[slots, ring_rows, vocab]`: the row at position `p` writes `[slot][(p + 1) % ring_rows]`.
+    pub probabilities: TensorMut<'a, B, f32, 3>,
+    /// `[slots + 1]`: sticky fault words.
+    pub faults: TensorMut<'a, B, u64, 1>,
+    /// `[rows, vocab]`: the draft's logits.
+    pub logits: Tensor<'a, B, f32, 2>,
+    /// Whose rows they are.
+    pub rows: Rows<'a, B>,
+    /// `[slots, positions]`: token ids by absolute position.
+    pub tokens: Tensor<'a, B, i32, 2>,
+    /// `[slots]`: tokens of the prompt.
+    pub prompt: Tensor<'a, B, i32, 1>,
+    /// How each slot draws.
+    pub sampling: Sampling<'a, B>,
+}
+
+impl DrawDraft {
+    fn check<B: Backend>(&self, args: &DrawDraftArgs<'_, B>) -> Result<()> {
+        let RejectionProblem { base: p, ring_rows } = &self.problem;
+        args.choice.check(Self::NAME, "choice", [p.rows])?;
+        args.probabilities.check(Self::NAME, "probabilities", [p.slots, *ring_rows, p.vocab])?;
+        args.probabilities.check_disjoint(Self::NAME, "probabilities")?;
+        args.faults.check(Self::NAME, "faults", [p.slots + 1])?;
+        args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])?;
+        args.rows.check(Self::NAME, p.sequences)?;
+        args.tokens.check(Self::NAME, "tokens", [p.slots, p.positions])?;
+        args.prompt.check(Self::NAME, "prompt", [p.slots])?;
+        args.sampling.check(Self::NAME, p.slots, p.max_bias)
+    }
+}
+
+operation! {
+    /// The classical rejection chain, in place of [`Sample`] and [`Accept`](crate::Accept).
+    ///
+    /// With `P` the target's distribution in the row before a draft `d` at position `c` (by the rules of
+    /// [`Sample`]) and `Q` the one it was drawn from: accept if `u Q[d] < P[d]`, `u` uniform from
+    /// ([`Use::Accept`](kernels_core::philox::Use), seed, `c`); at the first rejection draw from
+    /// `max(P - Q, 0)`, normalised, with noise of `Use::Residual`; if none is rejected, draw one more
+    /// from `P` as [`Sample`] does. So each token is distributed as the target says, whatever `Q` is, and
+    /// a round without drafts gives the bits of [`Sample`].
+    ///
+    /// It accepts more than coupled sampling at high temperature (1 - TV, the optimum), but *which* tokens
+    /// come out depends on the drafts: this is the one exception to "speculation changes nothing".
+    Rejection, "spec::rejection", RejectionProblem, RejectionArgs, rejection
+}
+
+/// Operands of [`Rejection`].
+#[derive(Debug)]
+pub struct RejectionArgs<'a, B: Backend> {
+    /// `[sequences]`: the accept length of each sequence.
+    pub accepted: TensorMut<'a, B, i32, 1>,
+    /// The slots' memory; `tokens` is written.
+    pub slots: Slots<'a, B>,
+    /// `[rows, vocab]`: the target's logits.
+    pub logits: Tensor<'a, B, f32, 2>,
+    /// `[slots, ring_rows, vocab]`: what [`DrawDraft`] kept.
+    pub probabilities: Tensor<'a, B, f32, 3>,
+    /// The rows of the target's pass.
+    pub rows: Rows<'a, B>,
+    /// How each slot draws.
+    pub sampling: Sampling<'a, B>,
+}
+
+impl Rejection {
+    fn check<B: Backend>(&self, args: &RejectionArgs<'_, B>) -> Result<()> {
+        let RejectionProblem { base: p, ring_rows } = &self.problem;
+        args.accepted.check(Self::NAME, "accepted", [p.sequences])?;
+        args.slots.check(Self::NAME, p.slots, p.positions)?;
+        args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])?;
+        let probabilities = [p.slots, *ring_rows, p.vocab];
+        args.probabilities.check(Self::NAME, "probabilities", probabilities)?;
+        args.rows.check(Self::NAME, p.sequences)?;
+        args.sampling.check(Self::NAME, p.slots, p.max_bias)
+    }
+}
+
+/// The bounds of [`Argmax`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArgmaxProblem {
+    /// Rows of logits.
+    pub rows: usize,
+    /// Columns of logits.
+    pub vocab: usize,
+    /// Ids at and beyond this are never chosen.
+    pub valid: usize,
+}
+
+impl ArgmaxProblem {
+    fn check(&self, op: &'static str) -> Result<()> {
+        at_least_one(op, "rows", self.rows)?;
+        check_vocab(op, self.vocab, self.valid)
+    }
+}
+
+operation! {
+    /// The largest logit of every row: fp32, ties to the smallest id, NaN never.
+    Argmax, "spec::argmax", ArgmaxProblem, ArgmaxArgs, argmax
+}
+
+/// Operands of [`Argmax`].
+#[derive(Debug)]
+pub struct ArgmaxArgs<'a, B: Backend> {
+    /// `[rows]`: the id; -1 where there is nothing but NaN.
+    pub choice: TensorMut<'a, B, i32, 1>,
+    /// `[rows, vocab]`.
+    pub logits: Tensor<'a, B, f32, 2>,
+}
+
+impl Argmax {
+    fn check<B: Backend>(&self, args: &ArgmaxArgs<'_, B>) -> Result<()> {
+        let p = &self.problem;
+        args.choice.check(Self::NAME, "choice", [p.rows])?;
+        args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])
+    }
+}

@@ -1,1 +1,3 @@
-fn main() {}
+fn main() {
+    kernels_build::Kernels::new("kernels_gdn").build();
+}

@@ -1,0 +1,60 @@
+//! Where things are in the repository, and starting other programs.
+
+use anyhow::{Context, Result, bail};
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+/// The crates with kernels, in the order in which reports list them.
+pub(crate) const FAMILIES: [&str; 5] =
+    ["kernels-conv", "kernels-gdn", "kernels-attn", "kernels-spec", "kernels-dense"];
+
+/// The repository's root: `LOCKSTEP_ROOT` where xtask runs from a pack, else above its own manifest, else
+/// the current folder.
+pub(crate) fn root() -> PathBuf {
+    let is_root = |p: &PathBuf| p.join("kernels-core").is_dir();
+    let from_env = std::env::var_os("LOCKSTEP_ROOT").map(PathBuf::from);
+    let from_manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(|d| PathBuf::from(d).join(".."));
+    let root = from_env.or(from_manifest).filter(is_root).unwrap_or_else(|| PathBuf::from("."));
+    root.canonicalize().unwrap_or(root)
+}
+
+/// A command as a user would type it, for messages.
+pub(crate) fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs to the end; its output goes where ours goes.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("`{}` does not start", shown(command)))?;
+    if !status.success() {
+        bail!("`{}` failed: {status}", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs to the end and returns what it printed; a failure shows what it complained of.
+pub(crate) fn capture(command: &mut Command) -> Result<Output> {
+    let output = command.output().with_context(|| format!("`{}` does not start", shown(command)))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed: {}\n{}", shown(command), output.status, said.trim_end());
+    }
+    Ok(output)
+}
+
+/// A `cargo` of the repository.
+pub(crate) fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    // What `cargo run` set for xtask itself must not leak into the build scripts of others.
+    for (key, _) in std::env::vars_os() {
+        let name = key.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST") || name.starts_with("DEP_") {
+            command.env_remove(&key);
+        }
+    }
+    command
+}

@@ -1,1 +1,63 @@
-//! Paged attention for short query blocks over long contexts, bit-equal for any number of rows.
+#![doc = include_str!("../README.md")]
+//!
+//! # What a row computes
+//!
+//! A row stands at absolute position `p` of its sequence. It attends to the keys
+//! `max(first_key, p + 1 - window) ..= p` of that sequence (see [`Problem::keys`]), with the scale
+//! `1 / sqrt(head_dim)`; query head `j` reads K/V head `j / (q_heads / kv_heads)`. The sums follow the
+//! fixed two-level tree of [`tree`], so a row's bits depend on its query and on its keys and values: not
+//! on the rows beside it, the batch, the slot, the pages, their size or the pool's strides.
+//!
+//! # Order and rounding
+//!
+//! All arithmetic is fp32; `A` is the activation type.
+//!
+//! | value | how |
+//! |---|---|
+//! | score `s` | dot product over `head_dim` in one fixed order (CPU: 32 lanes, element `d` goes to lane `d % 32`, lanes added in halves; CUDA: k16 steps ascending) |
+//! | tile maximum | over the visible keys, kept in the exponent's unit: `m = max(m, s_max * c)`, `c = log2(e) / sqrt(head_dim)` |
+//! | weight `P` | `exp2(fma(s, c, -m))`, rounded to `A`; the product is never rounded by itself |
+//! | sum `l` | of the **rounded** weights, those that multiply V: `l * exp2(m_old - m)`, then each step of 16 keys ascending |
+//! | a step's 16 weights | keys 8 apart first, then neighbours, then 2 and 4 apart: in registers in both MMA layouts, or a column of ones beside V |
+//! | accumulator `O` | `O * exp2(m_old - m)`, then the keys ascending |
+//! | merge | [`tree`]: leaves ascending inside their group, groups ascending |
+//! | output | `O / l` in fp32, times `sigmoid(gate)` where there is one, rounded to `A` once |
+//!
+//! Because `l` adds the rounded weights, the rounding of `P` cannot change their total: the weights used
+//! sum to one, and equal values come out exactly.
+//!
+//! # Masked keys and stale memory
+//!
+//! Masked keys are exact no-ops. The CPU half never reads them. A kernel that multiplies whole tiles must
+//! do as much: scores outside the row's keys become -inf, which gives `P = 0`; `-inf - -inf` is guarded
+//! (a maximum of -inf counts as 0 in the exponent); and V rows of keys that *no* row of the launch may
+//! see are replaced by zeros when they are loaded, for `0 * NaN` is NaN and free pages hold anything.
+//! NaN in a *visible* key or value reaches the output.
+//!
+//! # Skipped rows and faults
+//!
+//! Rows of sequences with a negative slot, rows nobody owns, and rows of sequences with a violated
+//! invariant give zeros and touch no other memory. The invariants, and the fault recorded: slot below
+//! `slots` ([`FaultKind::Slot`]), positions below `max_pages * page_rows` and (append) the rope table's
+//! rows ([`FaultKind::Position`]), page numbers of the pages used inside the pool ([`FaultKind::Page`]),
+//! row offsets ascending, at most `rows`, at most `max_rows` a sequence ([`FaultKind::RowOffsets`]).
+//!
+//! [`FaultKind::Slot`]: kernels_core::slots::FaultKind::Slot
+//! [`FaultKind::Position`]: kernels_core::slots::FaultKind::Position
+//! [`FaultKind::Page`]: kernels_core::slots::FaultKind::Page
+//! [`FaultKind::RowOffsets`]: kernels_core::slots::FaultKind::RowOffsets
+
+mod append;
+mod backend;
+mod cpu;
+mod plan;
+mod prefill;
+mod softmax;
+pub mod tree;
+mod verify;
+
+pub use append::{Append, AppendArgs, AppendProblem};
+pub use backend::AttnBackend;
+pub use plan::Problem;
+pub use prefill::Prefill;
+pub use verify::{Args, Verify};

@@ -1,0 +1,305 @@
+//! The CPU half: the specification.
+
+use crate::{AppendArgs, AppendProblem, Args, Problem, softmax, softmax::Accumulators, tree};
+use kernels_core::{
+    Activation, Cpu, KvPool, TensorMut, fault, ref_math, rope,
+    slots::{Bounds, Fault, FaultKind, Sequence},
+};
+use std::ops::Range;
+
+/// Rows of a sequence that share one pass over its keys; the bits do not depend on it.
+const BLOCK_ROWS: usize = 8;
+
+pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArgs<'_, Cpu, A>) {
+    let p = problem;
+    let positions = p.max_pages.saturating_mul(args.pool.page_rows).min(p.positions);
+    let bounds = Bounds { rows: p.rows, slots: p.slots, positions };
+    let mut head = vec![0.0; p.head_dim];
+    for index in 0..p.sequences {
+        let mut sequence = args.rows.sequence(index, bounds, &mut args.faults);
+        zero(&mut args.q_out, sequence.rows.clone());
+        if fault::active("attn.padding_row_written") && sequence.slot.is_none() {
+            sequence.slot = Some(0);
+        }
+        let Some(slot) = sequence.slot else { continue };
+        let span = sequence.start..sequence.start + sequence.rows.len();
+        let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: args.pool.page_rows };
+        if let Err(fault) = paging.check(slot, span, args.pool.pages) {
+            fault.record(&mut args.faults);
+            continue;
+        }
+        ref_math::vectorised(|| append_sequence(p, &mut args, &sequence, &paging, &mut head));
+    }
+    zero(&mut args.q_out, args.rows.unowned(p.rows));
+}
+
+#[inline(always)]
+fn append_sequence<A: Activation>(
+    p: &AppendProblem,
+    args: &mut AppendArgs<'_, Cpu, A>,
+    sequence: &Sequence,
+    paging: &Paging<'_>,
+    head: &mut [f32],
+) {
+    for (i, row) in sequence.rows.clone().enumerate() {
+        let position = sequence.start + i;
+        let angle = if fault::active("attn.rope_shift") { i } else { position };
+        let angles = args.rope.row(&[angle]);
+        for h in 0..p.q_heads {
+            norm_and_rotate(args.q.row(&[row, h]), args.q_norm.row(&[]), angles, p.eps, head);
+            round(head, args.q_out.row_mut(&[row, h]));
+        }
+        let (page, at) = paging.locate(position);
+        for h in 0..p.kv_heads {
+            norm_and_rotate(args.k.row(&[row, h]), args.k_norm.row(&[]), angles, p.eps, head);
+            round(head, args.pool.key_mut(page, h, at));
+            args.pool.value_mut(page, h, at).copy_from_slice(args.v.row(&[row, h]));
+        }
+    }
+}
+
+#[inline(always)]
+fn norm_and_rotate<A: Activation>(x: &[A], weight: &[A], angles: &[f32], eps: f32, out: &mut [f32]) {
+    widen(x, out);
+    let mean = softmax::dot(out, out) / out.len() as f32;
+    let scale = ref_math::rsqrt(mean + eps);
+    for d in 0..out.len() {
+        out[d] = out[d] * scale * (1.0 + weight[d].to_f32());
+    }
+    rope::rotate(&mut out[..angles.len()], angles);
+}
+
+pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A>) {
+    let p = problem;
+    let page_rows = args.pool.page_rows;
+    let positions = p.max_pages.saturating_mul(page_rows);
+    let bounds = Bounds { rows: p.rows, slots: p.slots, positions };
+    let mut scratch = Scratch::new(p);
+    for index in 0..p.sequences {
+        let sequence = args.rows.sequence(index, bounds, &mut args.faults);
+        zero(&mut args.out, sequence.rows.clone());
+        let Some(slot) = sequence.slot else { continue };
+        let paging = Paging { pages: args.page_table.row(&[slot]), page_rows };
+        let rows = sequence.rows.len();
+        let checked = if rows > p.max_rows {
+            let (kind, value) = (FaultKind::RowOffsets, rows as i32);
+            Err(Fault { kind, slot: slot as i32, value })
+        } else {
+            let visible = Visible { problem: p, positions };
+            let span = visible.span(sequence.start..sequence.start + rows);
+            paging.check(slot, span, args.pool.pages)
+        };
+        if let Err(fault) = checked {
+            fault.record(&mut args.faults);
+            continue;
+        }
+        for first in (0..rows).step_by(BLOCK_ROWS) {
+            let part = first..(first + BLOCK_ROWS).min(rows);
+            let block = Block {
+                rows: sequence.rows.start + part.start..sequence.rows.start + part.end,
+                start: sequence.start + part.start,
+                paging,
+            };
+            for kv_head in 0..p.kv_heads {
+                ref_math::vectorised(|| {
+                    attend_block(p, &mut args, &block, kv_head, positions, &mut scratch);
+                });
+            }
+        }
+    }
+    zero(&mut args.out, args.rows.unowned(p.rows));
+}
+
+/// Some rows of one sequence, which read its keys together.
+struct Block<'a> {
+    rows: Range<usize>,
+    start: usize,
+    paging: Paging<'a>,
+}
+
+/// What one block needs: `[rows * group]` of each accumulator, and one tile in fp32.
+struct Scratch {
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    leaf: Accumulators,
+    group: Accumulators,
+    total: Accumulators,
+}
+
+impl Scratch {
+    fn new(p: &Problem) -> Self {
+        let heads = p.rows.min(p.max_rows).min(BLOCK_ROWS) * p.group();
+        let accumulators = || Accumulators::new(heads, p.head_dim);
+        Scratch {
+            queries: vec![0.0; heads * p.head_dim],
+            keys: vec![0.0; tree::TILE_KEYS * p.head_dim],
+            values: vec![0.0; tree::TILE_KEYS * p.head_dim],
+            leaf: accumulators(),
+            group: accumulators(),
+            total: accumulators(),
+        }
+    }
+}
+
+#[inline(always)]
+fn attend_block<A: Activation>(
+    p: &Problem,
+    args: &mut Args<'_, Cpu, A>,
+    block: &Block<'_>,
+    kv_head: usize,
+    positions: usize,
+    scratch: &mut Scratch,
+) {
+    let (d, group) = (p.head_dim, p.group());
+    let rows = block.rows.len();
+    let visible = Visible { problem: p, positions };
+    let keys = visible.span(block.start..block.start + rows);
+    let scale = softmax::exponent_scale(d);
+
+    for (i, row) in block.rows.clone().enumerate() {
+        for j in 0..group {
+            let query = args.q.row(&[row, kv_head * group + j]);
+            widen(query, &mut scratch.queries[(i * group + j) * d..][..d]);
+        }
+    }
+    scratch.group.clear();
+    scratch.total.clear();
+    let leaves = tree::leaves(keys.clone());
+    for leaf in leaves.clone() {
+        scratch.leaf.clear();
+        for tile in tree::tiles(leaf) {
+            let part = keys.start.max(tile)..keys.end.min(tile + tree::TILE_KEYS);
+            load(&args.pool, &block.paging, kv_head, tile, part, scratch);
+            for i in 0..rows {
+                let seen = visible.keys(block.start + i);
+                let seen = seen.start.max(tile)..seen.end.min(tile + tree::TILE_KEYS);
+                if seen.is_empty() {
+                    continue;
+                }
+                let seen = seen.start - tile..seen.end - tile;
+                for j in i * group..(i + 1) * group {
+                    let query = &scratch.queries[j * d..][..d];
+                    let seen = seen.clone();
+                    let accumulator = scratch.leaf.get(j);
+                    softmax::tile::<A>(accumulator, query, &scratch.keys, &scratch.values, seen, scale);
+                }
+            }
+        }
+        if !(fault::active("attn.leaf_skipped") && leaf % tree::GROUP_LEAVES == 1) {
+            scratch.group.merge(&mut scratch.leaf);
+        }
+        if tree::ends_group(leaf) || leaf + 1 == leaves.end {
+            scratch.total.merge(&mut scratch.group);
+            scratch.group.clear();
+        }
+    }
+    for (i, row) in block.rows.clone().enumerate() {
+        for j in 0..group {
+            let head = kv_head * group + j;
+            let gate = args.gate.as_ref().map(|gate| gate.row(&[row, head]));
+            let out = args.out.row_mut(&[row, head]);
+            softmax::finish(scratch.total.get(i * group + j), gate, out);
+        }
+    }
+}
+
+/// Reads the keys and values at positions `part` into their places of the tile.
+#[inline(always)]
+fn load<A: Activation>(
+    pool: &KvPool<'_, Cpu, A>,
+    paging: &Paging<'_>,
+    head: usize,
+    tile: usize,
+    part: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let d = pool.head_dim;
+    for position in part {
+        let (mut page, row) = paging.locate(position);
+        if fault::active("attn.page_stale") {
+            page = paging.locate(tile).0;
+        }
+        let at = (position - tile) * d;
+        widen(pool.key(page, head, row), &mut scratch.keys[at..at + d]);
+        widen(pool.value(page, head, row), &mut scratch.values[at..at + d]);
+    }
+}
+
+/// Which keys a row sees.
+struct Visible<'a> {
+    problem: &'a Problem,
+    positions: usize,
+}
+
+impl Visible<'_> {
+    #[inline(always)]
+    fn keys(&self, position: usize) -> Range<usize> {
+        let keys = self.problem.keys(position);
+        if fault::active("attn.mask_off_by_one") {
+            return keys.start..(keys.end + 1).min(self.positions);
+        }
+        keys
+    }
+
+    /// The keys that some row at `rows` sees; both ends of a row's keys ascend with its position.
+    #[inline(always)]
+    fn span(&self, rows: Range<usize>) -> Range<usize> {
+        let end = self.keys(rows.end - 1).end;
+        // A row without any key has an empty range below `first_key`.
+        let start = self.keys(rows.start).start.max(self.problem.first_key);
+        start.min(end)..end
+    }
+}
+
+/// Where a slot's positions lie.
+#[derive(Clone, Copy)]
+struct Paging<'a> {
+    /// The slot's row of the page table.
+    pages: &'a [i32],
+    page_rows: usize,
+}
+
+impl Paging<'_> {
+    /// The page and the row of it that hold a position.
+    #[inline(always)]
+    fn locate(&self, position: usize) -> (usize, usize) {
+        (self.pages[position / self.page_rows] as usize, position % self.page_rows)
+    }
+
+    /// Refuses page numbers outside the pool among the pages of `positions`.
+    fn check(&self, slot: usize, positions: Range<usize>, pages: usize) -> Result<(), Fault> {
+        if positions.is_empty() {
+            return Ok(());
+        }
+        let entries = positions.start / self.page_rows..positions.end.div_ceil(self.page_rows);
+        for &page in &self.pages[entries] {
+            if page < 0 || page as usize >= pages {
+                return Err(Fault { kind: FaultKind::Page, slot: slot as i32, value: page });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn zero<A: Activation>(out: &mut TensorMut<'_, Cpu, A, 3>, rows: Range<usize>) {
+    for row in rows {
+        for head in 0..out.dims[1] {
+            out.row_mut(&[row, head]).fill(A::default());
+        }
+    }
+}
+
+#[inline(always)]
+fn widen<A: Activation>(x: &[A], out: &mut [f32]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = x.to_f32();
+    }
+}
+
+#[inline(always)]
+fn round<A: Activation>(x: &[f32], out: &mut [A]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = A::from_f32(*x);
+    }
+}

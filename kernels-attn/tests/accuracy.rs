@@ -1,0 +1,123 @@
+//! Against a straightforward f64 oracle, element by element, with a derived bound.
+
+use crate::support::{Model, PLAIN, Sequence, attend_split};
+use kernels_core::{Activation, DType, bf16, f16};
+
+/// Unit roundoff of fp32.
+pub(crate) const U: f64 = 1.0 / 16_777_216.0;
+
+/// Unit roundoff of `A`, and half its smallest step, which bounds the error near zero.
+pub(crate) fn roundoff<A: Activation>() -> (f64, f64) {
+    match A::DTYPE {
+        DType::Bf16 => (2f64.powi(-8), 2f64.powi(-134)),
+        DType::F16 => (2f64.powi(-11), 2f64.powi(-25)),
+        DType::F32 => (U, 2f64.powi(-150)),
+        other => panic!("{other} is no activation type"),
+    }
+}
+
+/// Additions of a dot product over `n` elements: a lane's own, then five halvings.
+pub(crate) fn dot_steps(n: usize) -> f64 {
+    (n.div_ceil(32) + 5) as f64
+}
+
+/// The exact output of one row and head, and a bound on the error of each element.
+///
+/// First order in the roundoffs u (fp32) and r (`A`); 5 % are added for the higher ones.
+///
+/// * Score: `|ds_i| <= N u a_i` with N = `dot_steps`, `a_i = sum_d |q_d k_id|`.
+/// * Exponent `fma(s, c, -m)`: `c ds_i`, plus u |c s_i| for the rounding of c, plus u times the result,
+///   which is at most 2 t where `t = max_i c a_i`. Together `(N + 3) u t`.
+/// * `exp2`: 1.5 ulp, at most 3 u relative. Rounding P: r relative, or half a smallest step absolute.
+/// * Scaling by `exp2(m_old - m_new)`: once for the leaf's second tile, at most 17 times in the group,
+///   then once per group. Each multiplies by (1 + 4 u) and shifts the exponent by 2 t u.
+///   So a weight's relative error is at most
+///   `e = r + ln2 u t (N + 3 + 2 S) + u (3 + 4 S)`, S = 18 + groups.
+/// * Weights `w_i (1 + e_i)` that are normalised by their own sum give `sum w_i e_i (v_i - o)`, so e counts
+///   against the spread of the values: `e sum w_i |v_i - o|`.
+/// * Sums: at most 2 * 64 keys in a leaf and S merges, in O and in l: `(130 + S) u (sum w_i |v_i| + |o|)`.
+/// * Division and gate: 8 u relative. Output: r relative or half a smallest step.
+fn oracle<A: Activation>(
+    model: &Model,
+    sequence: &Sequence<A>,
+    row: usize,
+    head: usize,
+) -> (Vec<f64>, Vec<f64>) {
+    let (d, hq, hkv) = (model.head_dim, model.q_heads, model.kv_heads);
+    let wide = |x: &A| f64::from(x.to_f32());
+    let position = sequence.start + row;
+    let keys = model.first_seen(position)..position + 1;
+    let q = &sequence.q[(row * hq + head) * d..][..d];
+    let gate = &sequence.gate[(row * hq + head) * d..][..d];
+    let at = |key: usize| (key * hkv + head / (hq / hkv)) * d;
+    let c = std::f64::consts::LOG2_E / (d as f64).sqrt();
+
+    let (mut exponents, mut t) = (Vec::new(), 0f64);
+    for key in keys.clone() {
+        let products = q.iter().zip(&sequence.keys[at(key)..]).map(|(q, k)| wide(q) * wide(k));
+        let (s, a) = products.fold((0.0, 0.0), |(s, a), x| (s + x, a + x.abs()));
+        exponents.push(c * s);
+        t = t.max(c * a);
+    }
+    let max = exponents.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = exponents.iter().map(|e| (e - max).exp2()).collect();
+    let sum: f64 = weights.iter().sum();
+
+    let (r, tiny) = roundoff::<A>();
+    let scalings = 18.0 + keys.end.div_ceil(2048) as f64;
+    let error = r
+        + std::f64::consts::LN_2 * U * t * (dot_steps(d) + 3.0 + 2.0 * scalings)
+        + U * (3.0 + 4.0 * scalings);
+    let (mut out, mut bound) = (Vec::new(), Vec::new());
+    for i in 0..d {
+        let values = || keys.clone().map(|key| wide(&sequence.values[at(key) + i]));
+        let mean = |f: &dyn Fn(f64) -> f64| values().zip(&weights).map(|(v, w)| w * f(v)).sum::<f64>() / sum;
+        let o = mean(&|v| v);
+        let spread = mean(&|v| (v - o).abs());
+        let size = mean(&f64::abs);
+        let absolute = tiny * values().map(|v| (v - o).abs()).sum::<f64>() / sum;
+        let g = if model.gated { 1.0 / (1.0 + (-wide(&gate[i])).exp()) } else { 1.0 };
+        let before =
+            error * spread + absolute + (130.0 + scalings) * U * (size + o.abs()) + 8.0 * U * o.abs();
+        out.push(o * g);
+        bound.push(1.05 * (before * g + r * (o * g).abs()) + tiny);
+    }
+    (out, bound)
+}
+
+/// The largest error as a share of its bound.
+fn worst<A: Activation>(model: Model, start: usize, rows: usize, peak: f32) -> f64 {
+    let sequence: Sequence<A> = model.sequence(99 + start as u64, start, rows, peak);
+    let got = attend_split(&model, &PLAIN, &sequence, &[rows]);
+    let mut worst = 0f64;
+    for row in 0..rows {
+        for head in 0..model.q_heads {
+            let (want, bound) = oracle(&model, &sequence, row, head);
+            let got = &got[(row * model.q_heads + head) * model.head_dim..];
+            for i in 0..model.head_dim {
+                let error = (f64::from(got[i].to_f32()) - want[i]).abs() / bound[i];
+                // `max` would drop NaN.
+                assert!(error.is_finite(), "{model:?}, row {row}, head {head}, element {i}");
+                worst = worst.max(error);
+            }
+        }
+    }
+    println!("{:?} {model:?} at {start}, peak {peak}: {worst:.3} of the bound", A::DTYPE);
+    worst
+}
+
+#[cfg_attr(not(feature = "planted-faults"), test)]
+pub(crate) fn within_the_bound_of_f64() {
+    // At peak 1 the weights are nearly equal, at 4 a few keys carry most of the weight.
+    for peak in [1.0, 4.0] {
+        for start in [0, 63, 127, 2047, 4095] {
+            let model = Model::new(2, 1, 64);
+            assert!(worst::<f32>(model, start, 2, peak) < 1.0);
+            assert!(worst::<bf16>(model, start, 2, peak) < 1.0);
+        }
+        assert!(worst::<f16>(Model::new(2, 1, 64), 2047, 2, peak) < 1.0);
+        let real = Model::new(6, 1, 256);
+        assert!(worst::<bf16>(real, 700, 3, peak) < 1.0);
+        assert!(worst::<bf16>(Model { window: Some(200), first_key: 1, ..real }, 700, 2, peak) < 1.0);
+    }
+}

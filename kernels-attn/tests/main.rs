@@ -1,0 +1,15 @@
+//! All tests of the crate, in one executable.
+//!
+//! With `planted-faults` only the bite checks run: a planted fault is active in the whole process.
+#![cfg_attr(feature = "planted-faults", allow(dead_code))]
+
+mod accuracy;
+mod append;
+#[cfg(feature = "planted-faults")]
+mod bite;
+mod bits;
+mod golden;
+mod literal;
+mod properties;
+mod refusals;
+mod support;

@@ -161,40 +161,20 @@ impl DraftInputs {
     fn check<B: Backend>(&self, args: &DraftInputsArgs<'_, B>) -> Result<()> {
         let p = &self.problem.base;
         check_inputs(Self::NAME, p, &args.rows, &args.ids, &args.slots, &args.sequences)?;
-        args.forward.slots.check(Self::NAME, "forward.slots", [p.sequences])?;
-        args.forward.start.check(Self::NAME, "forward.start", [p.sequences])?;
-        args.forward.row_offsets.check(Self::NAME, "forward.row_offsets", [p.sequences + 1])
-    }
-}
-
-/// The bounds of [`ChainInputs`], and which link of the chain it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChainProblem {
-    /// The bounds of the draft's launch; one row per sequence.
-    pub base: Problem,
-    /// Feeds draft number `step` (1 is the first) to get draft number `step + 1`.
-    pub step: usize,
-}
-
-impl ChainProblem {
-    fn check(&self, op: &'static str) -> Result<()> {
-        self.base.check(op)?;
-        at_least_one(op, "step", self.step)?;
-        if self.base.rows != self.base.sequences {
-            let want = format!("a chain has one row per sequence, {}", self.base.sequences);
-            return Err(Error::invalid(op, "rows", self.base.rows, want));
-        }
-        Ok(())
+        check_rows(Self::NAME, ["forward.slots", "forward.start", "forward.row_offsets"], p, &args.forward)
     }
 }
 
 operation! {
     /// Feeds each sequence's latest draft back to the draft head.
     ///
-    /// Row `i` is sequence `i` at position `committed + step` with the draft that stands there; a
-    /// sequence that has no such draft, or no page for it, becomes padding. The hidden row it goes with
-    /// is the draft's own output for the row before.
-    ChainInputs, "spec::chain_inputs", ChainProblem, ChainInputsArgs, chain_inputs
+    /// Continues the draft's pass just run: where sequence `i` ended at position `p` there and
+    /// [`Propose`](crate::Propose) stood its choice at `p + 1` (so `p + 1 = committed + proposed`), row
+    /// `i` is that draft. Everybody else becomes padding: a sequence that sat the pass out, proposed
+    /// nothing or has no page for the row. The hidden row it goes with is the draft's own output for `p`.
+    ///
+    /// The list has one row per sequence, so `rows` must equal `sequences`; `max_rows` is not looked at.
+    ChainInputs, "spec::chain_inputs", Problem, ChainInputsArgs, chain_inputs
 }
 
 /// Operands of [`ChainInputs`].
@@ -208,12 +188,24 @@ pub struct ChainInputsArgs<'a, B: Backend> {
     pub slots: Slots<'a, B>,
     /// `[sequences]`: slots of the launch, negative = padding.
     pub sequences: Tensor<'a, B, i32, 1>,
+    /// The row list of the draft's pass just run: that of [`DraftInputs`] or of the link before.
+    pub previous: Rows<'a, B>,
 }
 
 impl ChainInputs {
     fn check<B: Backend>(&self, args: &ChainInputsArgs<'_, B>) -> Result<()> {
-        let p = &self.problem.base;
-        check_inputs(Self::NAME, p, &args.rows, &args.ids, &args.slots, &args.sequences)
+        let p = &self.problem;
+        if p.rows != p.sequences {
+            let want = format!("a chain has one row per sequence, {}", p.sequences);
+            return Err(Error::invalid(Self::NAME, "rows", p.rows, want));
+        }
+        check_inputs(Self::NAME, p, &args.rows, &args.ids, &args.slots, &args.sequences)?;
+        check_rows(
+            Self::NAME,
+            ["previous.slots", "previous.start", "previous.row_offsets"],
+            p,
+            &args.previous,
+        )
     }
 }
 
@@ -229,4 +221,16 @@ fn check_inputs<B: Backend>(
     ids.check(op, "ids", [p.rows])?;
     slots.check(op, p.slots, p.positions)?;
     sequences.check(op, "sequences", [p.sequences])
+}
+
+/// [`Rows::check`] for a list under another name.
+fn check_rows<B: Backend>(
+    op: &'static str,
+    [slots, start, row_offsets]: [&'static str; 3],
+    p: &Problem,
+    rows: &Rows<'_, B>,
+) -> Result<()> {
+    rows.slots.check(op, slots, [p.sequences])?;
+    rows.start.check(op, start, [p.sequences])?;
+    rows.row_offsets.check(op, row_offsets, [p.sequences + 1])
 }

@@ -14,8 +14,8 @@ mod settle;
 
 pub use hidden::{Carry, CarryArgs, HiddenProblem, KeepHidden, KeepHiddenArgs, TakeLast, TakeLastArgs};
 pub use inputs::{
-    ChainInputs, ChainInputsArgs, ChainProblem, DraftInputs, DraftInputsArgs, DraftProblem, LastRows,
-    LastRowsArgs, PrefillInputs, PrefillInputsArgs, TargetInputs, TargetInputsArgs,
+    ChainInputs, ChainInputsArgs, DraftInputs, DraftInputsArgs, DraftProblem, LastRows, LastRowsArgs,
+    PrefillInputs, PrefillInputsArgs, TargetInputs, TargetInputsArgs,
 };
 pub use memory::{RowTable, RowsMut, SlotTable, Slots, State};
 pub use problem::Problem;

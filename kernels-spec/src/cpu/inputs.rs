@@ -146,22 +146,26 @@ pub(crate) fn draft_inputs(op: &DraftInputs, mut args: DraftInputsArgs<'_, Cpu>)
 }
 
 pub(crate) fn chain_inputs(op: &ChainInputs, mut args: ChainInputsArgs<'_, Cpu>) {
-    let step = op.problem().step;
-    for index in 0..op.problem().base.sequences {
+    let sequences = op.problem().sequences;
+    for index in 0..sequences {
         let (mut slot, mut start, mut id) = (PAD, 0, -1);
         if let Some(c) = Counts::of(&mut args.slots, args.sequences.at([index]))
-            && c.proposed >= step
-            && c.committed + step < c.limit
+            && args.previous.slots.at([index]) == c.slot as i32
         {
-            (slot, start) = (c.slot as i32, c.committed + step);
-            id = args.slots.tokens.at([c.slot, start]);
+            let offsets = &args.previous.row_offsets;
+            let count = i64::from(offsets.at([index + 1])) - i64::from(offsets.at([index]));
+            let next = i64::from(args.previous.start.at([index])) + count;
+            let latest = c.committed + c.proposed;
+            if count > 0 && c.proposed > 0 && next == latest as i64 && latest < c.limit {
+                (slot, start) = (c.slot as i32, latest as i32);
+                id = args.slots.tokens.at([c.slot, latest]);
+            }
         }
         args.rows.slots.set([index], slot);
-        args.rows.start.set([index], start as i32);
+        args.rows.start.set([index], start);
         args.rows.row_offsets.set([index], index as i32);
         args.ids.set([index], id);
     }
-    let sequences = op.problem().base.sequences;
     args.rows.row_offsets.set([sequences], sequences as i32);
 }
 

@@ -1,0 +1,18 @@
+//! Tests of the glue of speculation.
+//!
+//! A planted fault is active in the whole process, so a build with that feature holds the bite checks
+//! and nothing else; they take turns.
+
+mod engine;
+mod sim;
+
+#[cfg(feature = "planted-faults")]
+mod bites;
+#[cfg(not(feature = "planted-faults"))]
+mod bookkeeping;
+#[cfg(not(feature = "planted-faults"))]
+mod chances;
+#[cfg(not(feature = "planted-faults"))]
+mod refusals;
+#[cfg(not(feature = "planted-faults"))]
+mod sampling;

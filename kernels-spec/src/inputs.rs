@@ -161,7 +161,9 @@ impl DraftInputs {
     fn check<B: Backend>(&self, args: &DraftInputsArgs<'_, B>) -> Result<()> {
         let p = &self.problem.base;
         check_inputs(Self::NAME, p, &args.rows, &args.ids, &args.slots, &args.sequences)?;
-        check_rows(Self::NAME, ["forward.slots", "forward.start", "forward.row_offsets"], p, &args.forward)
+        args.forward.slots.check(Self::NAME, "forward.slots", [p.sequences])?;
+        args.forward.start.check(Self::NAME, "forward.start", [p.sequences])?;
+        args.forward.row_offsets.check(Self::NAME, "forward.row_offsets", [p.sequences + 1])
     }
 }
 
@@ -173,14 +175,15 @@ operation! {
     /// `i` is that draft. Everybody else becomes padding: a sequence that sat the pass out, proposed
     /// nothing or has no page for the row. The hidden row it goes with is the draft's own output for `p`.
     ///
-    /// The list has one row per sequence, so `rows` must equal `sequences`; `max_rows` is not looked at.
+    /// It rewrites the list of that pass ([`DraftInputs`] or the link before) in place. The new list has
+    /// one row per sequence, so `rows` must equal `sequences`; `max_rows` is not looked at.
     ChainInputs, "spec::chain_inputs", Problem, ChainInputsArgs, chain_inputs
 }
 
 /// Operands of [`ChainInputs`].
 #[derive(Debug)]
 pub struct ChainInputsArgs<'a, B: Backend> {
-    /// The list to write.
+    /// The list of the draft's pass just run, to be made that of the next.
     pub rows: RowsMut<'a, B>,
     /// `[sequences]`: token ids; -1 in padding rows.
     pub ids: TensorMut<'a, B, i32, 1>,
@@ -188,8 +191,6 @@ pub struct ChainInputsArgs<'a, B: Backend> {
     pub slots: Slots<'a, B>,
     /// `[sequences]`: slots of the launch, negative = padding.
     pub sequences: Tensor<'a, B, i32, 1>,
-    /// The row list of the draft's pass just run: that of [`DraftInputs`] or of the link before.
-    pub previous: Rows<'a, B>,
 }
 
 impl ChainInputs {
@@ -199,13 +200,7 @@ impl ChainInputs {
             let want = format!("a chain has one row per sequence, {}", p.sequences);
             return Err(Error::invalid(Self::NAME, "rows", p.rows, want));
         }
-        check_inputs(Self::NAME, p, &args.rows, &args.ids, &args.slots, &args.sequences)?;
-        check_rows(
-            Self::NAME,
-            ["previous.slots", "previous.start", "previous.row_offsets"],
-            p,
-            &args.previous,
-        )
+        check_inputs(Self::NAME, p, &args.rows, &args.ids, &args.slots, &args.sequences)
     }
 }
 
@@ -221,16 +216,4 @@ fn check_inputs<B: Backend>(
     ids.check(op, "ids", [p.rows])?;
     slots.check(op, p.slots, p.positions)?;
     sequences.check(op, "sequences", [p.sequences])
-}
-
-/// [`Rows::check`] for a list under another name.
-fn check_rows<B: Backend>(
-    op: &'static str,
-    [slots, start, row_offsets]: [&'static str; 3],
-    p: &Problem,
-    rows: &Rows<'_, B>,
-) -> Result<()> {
-    rows.slots.check(op, slots, [p.sequences])?;
-    rows.start.check(op, start, [p.sequences])?;
-    rows.row_offsets.check(op, row_offsets, [p.sequences + 1])
 }

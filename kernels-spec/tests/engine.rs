@@ -288,7 +288,7 @@ impl Machine {
             let mut outputs = self.sim.take_last(&outputs, WIDTH, &inputs.rows);
             let mut previous = inputs.rows;
             for _ in 0..self.rng.below(self.options.max_rows) {
-                let chained = self.sim.chain_inputs(list, &previous);
+                let chained = self.sim.chain_inputs(list, previous);
                 let (next, logits) = self.chain(&chained, &outputs)?;
                 let choice = self.sim.sample(&chained.rows, &logits, VOCAB);
                 self.sim.propose(&chained.rows, list.len(), Some(&choice));

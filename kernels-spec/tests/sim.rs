@@ -132,10 +132,10 @@ impl Sim {
         made
     }
 
-    pub(crate) fn chain_inputs(&mut self, list: &[i32], previous: &RowTable<Cpu>) -> Inputs {
+    pub(crate) fn chain_inputs(&mut self, list: &[i32], previous: RowTable<Cpu>) -> Inputs {
         let n = list.len();
         let op = ChainInputs::plan(self.problem(n, n), &cpu()).unwrap();
-        let mut made = Inputs { rows: RowTable::new(&(), n).unwrap(), ids: vec![77; n] };
+        let mut made = Inputs { rows: previous, ids: vec![77; n] };
         op.run::<Cpu>(
             &(),
             ChainInputsArgs {
@@ -143,7 +143,6 @@ impl Sim {
                 ids: TensorMut::of(&mut made.ids, [n]),
                 slots: self.table.lend(),
                 sequences: Tensor::new(list, [n]),
-                previous: previous.lend(),
             },
         )
         .unwrap();

@@ -147,26 +147,27 @@ pub(crate) fn draft_inputs(op: &DraftInputs, mut args: DraftInputsArgs<'_, Cpu>)
 
 pub(crate) fn chain_inputs(op: &ChainInputs, mut args: ChainInputsArgs<'_, Cpu>) {
     let sequences = op.problem().sequences;
+    let rows = &mut args.rows;
     for index in 0..sequences {
         let (mut slot, mut start, mut id) = (PAD, 0, -1);
-        if let Some(c) = Counts::of(&mut args.slots, args.sequences.at([index]))
-            && args.previous.slots.at([index]) == c.slot as i32
-        {
-            let offsets = &args.previous.row_offsets;
-            let count = i64::from(offsets.at([index + 1])) - i64::from(offsets.at([index]));
-            let next = i64::from(args.previous.start.at([index])) + count;
-            let latest = c.committed + c.proposed;
-            if count > 0 && c.proposed > 0 && next == latest as i64 && latest < c.limit {
+        let offsets = &rows.row_offsets;
+        let count = i64::from(offsets.at([index + 1])) - i64::from(offsets.at([index]));
+        let next = i64::from(rows.start.at([index])) + count;
+        if let Some(c) = Counts::of(&mut args.slots, args.sequences.at([index])) {
+            let (ran, latest) = (rows.slots.at([index]) == c.slot as i32, c.committed + c.proposed);
+            let proposed = c.proposed > 0 && count > 0 && next == latest as i64;
+            if ran && proposed && latest < c.limit {
                 (slot, start) = (c.slot as i32, latest as i32);
                 id = args.slots.tokens.at([c.slot, latest]);
             }
         }
-        args.rows.slots.set([index], slot);
-        args.rows.start.set([index], start);
-        args.rows.row_offsets.set([index], index as i32);
+        rows.slots.set([index], slot);
+        rows.start.set([index], start);
+        // In place: the next sequence still reads its own two offsets as they were.
+        rows.row_offsets.set([index], index as i32);
         args.ids.set([index], id);
     }
-    args.rows.row_offsets.set([sequences], sequences as i32);
+    rows.row_offsets.set([sequences], sequences as i32);
 }
 
 pub(crate) fn last_rows(op: &LastRows, mut args: LastRowsArgs<'_, Cpu>) {

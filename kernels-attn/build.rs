@@ -1,4 +1,4 @@
-//! Compiles the CUDA half where the feature `cuda` asks for it.
+//! Compiles the crate's kernels where the feature `cuda` asks for them.
 
 fn main() {
     kernels_build::Kernels::new("kernels_attn").build();

@@ -25,7 +25,7 @@ const FLAGS: [&str; 9] = [
     "-Xptxas=-v,--warn-on-spills",
     "-Xcompiler=-fPIC",
     // Without it, nvcc's process id ends up among the object's symbols.
-    "-objdir-as-tempdir",
+    "--objdir-as-tempdir",
 ];
 
 /// A `.cu` file in a folder that names its architecture.

@@ -1,7 +1,9 @@
 //! The project's tasks: `cargo xtask <task>`.
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
+mod bindings;
 mod toolkit;
 mod workspace;
 
@@ -16,10 +18,21 @@ struct Arguments {
 enum Task {
     /// Installs nvcc, cuobjdump and libclang into a per-user cache, where build scripts find them.
     Toolkit(toolkit::Options),
+    /// Writes each crate's `src/sys.rs` from its C header.
+    Bindings(bindings::Options),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().task {
+fn main() -> ExitCode {
+    let task = Arguments::parse().task;
+    let done = match task {
+        Task::Bindings(options) => bindings::run(options),
         Task::Toolkit(options) => toolkit::run(options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -1,0 +1,164 @@
+//! Criterion with bytes, TB/s and the share of the read ceiling measured in the same run.
+//!
+//! Ids read `family/op/model/b8/t4`. On a GPU the operation is captured into one graph over rotated
+//! operands, and criterion is fed the device's own clock; without one the CPU backend is timed, so that the
+//! bench runs everywhere.
+
+use criterion::{Criterion, Throughput};
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+/// Runs benches and prints one line for each.
+pub struct Bench {
+    criterion: Criterion,
+    ceiling: Option<f64>,
+    #[cfg(feature = "cuda")]
+    device: Option<crate::device::Device>,
+}
+
+/// The median time of one call, and what it moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// The median over criterion's samples; `None` if the command line filtered the bench out.
+    pub time: Option<Duration>,
+    /// Bytes that must move at least once.
+    pub bytes: u64,
+}
+
+impl Measured {
+    /// TB/s, if it ran.
+    pub fn terabytes_per_second(&self) -> Option<f64> {
+        self.time.map(|t| self.bytes as f64 / t.as_secs_f64() / 1e12)
+    }
+}
+
+impl Bench {
+    /// Takes criterion's command line; opens device 0 where there is one and measures its read ceiling.
+    pub fn from_args() -> Self {
+        let criterion = Criterion::default()
+            .warm_up_time(Duration::from_millis(100))
+            .measurement_time(Duration::from_millis(300))
+            .sample_size(20)
+            .without_plots()
+            .configure_from_args();
+        let mut bench = Bench {
+            criterion,
+            ceiling: None,
+            #[cfg(feature = "cuda")]
+            device: open(),
+        };
+        bench.measure_ceiling();
+        bench
+    }
+
+    /// Bytes per second of a streaming read, if there is a device.
+    pub fn ceiling(&self) -> Option<f64> {
+        self.ceiling
+    }
+
+    /// The device that is measured, if there is one.
+    #[cfg(feature = "cuda")]
+    pub fn device(&self) -> Option<&crate::device::Device> {
+        self.device.as_ref()
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn measure_ceiling(&mut self) {}
+
+    /// `ceiling/read`: 16-byte loads over 8 GiB (or half of the memory, if that is less).
+    #[cfg(feature = "cuda")]
+    fn measure_ceiling(&mut self) {
+        use kernels_core::{Backend, Cuda, selftest};
+        let Some(device) = self.device.take() else { return };
+        let queue = device.queue.clone();
+        let bytes = (device.info.memory / 2).min(8 << 30) / 16 * 16;
+        let memory = Cuda::zeros::<u8>(&queue, bytes).expect("half of the memory is free");
+        let mut sink = Cuda::zeros::<u32>(&queue, 1).expect("four bytes");
+        let blocks = 4 * device.info.multiprocessors;
+        let run = |_| selftest::read(&queue, Cuda::view(&memory), Cuda::view_mut(&mut sink), blocks);
+        self.device = Some(device);
+        let measured = self.cuda("ceiling/read", bytes as u64, 1, run);
+        self.ceiling = measured.time.map(|t| bytes as f64 / t.as_secs_f64());
+    }
+
+    /// Times `body` on the host's clock.
+    pub fn cpu(&mut self, id: &str, bytes: u64, mut body: impl FnMut()) -> Measured {
+        self.measure(id, bytes, |iterations| {
+            let start = Instant::now();
+            for _ in 0..iterations {
+                body();
+            }
+            black_box(start.elapsed())
+        })
+    }
+
+    /// Times `body(copy)` on the device's clock; it is called once for each of `copies` sets of operands,
+    /// while a graph is captured, and must only enqueue.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(
+        &mut self,
+        id: &str,
+        bytes: u64,
+        copies: usize,
+        mut body: impl FnMut(usize) -> kernels_core::Result<()>,
+    ) -> Measured {
+        let device = self.device.take().expect("`cuda` is called only where `device` gives one");
+        // Once outside the capture: the first launch of a kernel loads its module.
+        body(0).and_then(|()| Ok(device.queue.synchronize()?)).unwrap_or_else(|e| panic!("{id}: {e}"));
+        let graph = device
+            .capture(|| (0..copies).try_for_each(&mut body))
+            .unwrap_or_else(|e| panic!("{id}: {e}"));
+        let mut timer = crate::timing::Timer::new(&device).expect("two events");
+        let measured = self.measure(id, bytes, |iterations| {
+            let replays = (iterations as usize).div_ceil(copies);
+            let one = timer.rotated(&graph, copies, replays).unwrap_or_else(|e| panic!("{id}: {e}"));
+            Duration::from_secs_f64(one.as_secs_f64() * iterations as f64)
+        });
+        drop((graph, timer));
+        self.device = Some(device);
+        measured
+    }
+
+    fn measure(&mut self, id: &str, bytes: u64, mut run: impl FnMut(u64) -> Duration) -> Measured {
+        let mut samples: Vec<f64> = Vec::new();
+        let (group, name) = id.split_once('/').unwrap_or(("", id));
+        let mut group = self.criterion.benchmark_group(group);
+        group.throughput(Throughput::Bytes(bytes));
+        group.bench_function(name, |b| {
+            b.iter_custom(|iterations| {
+                let time = run(iterations);
+                samples.push(time.as_secs_f64() / iterations as f64);
+                time
+            })
+        });
+        group.finish();
+        samples.sort_by(f64::total_cmp);
+        let time = (!samples.is_empty()).then(|| Duration::from_secs_f64(samples[samples.len() / 2]));
+        let measured = Measured { time, bytes };
+        if let (Some(time), Some(speed)) = (time, measured.terabytes_per_second()) {
+            let share = self.ceiling.map(|c| format!("  {:.0} % of ceiling/read", speed * 1e14 / c));
+            let (micros, megabytes) = (time.as_secs_f64() * 1e6, bytes as f64 / 1e6);
+            println!("{id}: {micros:.2} µs  {megabytes:.3} MB  {speed:.3} TB/s{}", share.unwrap_or_default());
+        }
+        measured
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn open() -> Option<crate::device::Device> {
+    match crate::device::Device::open() {
+        Ok(device) => {
+            println!("device: {}", device.info.name);
+            Some(device)
+        }
+        Err(reason) if std::env::var("LOCKSTEP_REQUIRE_GPU").is_ok_and(|v| v == "1") => {
+            panic!("LOCKSTEP_REQUIRE_GPU=1, but {reason}")
+        }
+        Err(reason) => {
+            println!("CPU backend: {reason}");
+            None
+        }
+    }
+}

@@ -22,7 +22,12 @@ pub mod paged;
 pub mod philox;
 pub mod ref_math;
 pub mod rope;
+#[cfg(feature = "cuda")]
+pub mod selftest;
 pub mod slots;
+#[cfg(feature = "cuda")]
+#[allow(missing_docs, non_camel_case_types, unreachable_pub, clippy::undocumented_unsafe_blocks)]
+mod sys;
 pub mod tensor;
 
 pub use backend::{Backend, Buffer, Cpu};

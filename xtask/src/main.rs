@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 mod bindings;
+mod pack;
 mod toolkit;
 mod workspace;
 
@@ -20,12 +21,15 @@ enum Task {
     Toolkit(toolkit::Options),
     /// Writes each crate's `src/sys.rs` from its C header.
     Bindings(bindings::Options),
+    /// Stages test and bench executables for a GPU host without Rust.
+    Pack(pack::Options),
 }
 
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
     let done = match task {
         Task::Bindings(options) => bindings::run(options),
+        Task::Pack(options) => pack::run(options),
         Task::Toolkit(options) => toolkit::run(options),
     };
     match done {

@@ -1,7 +1,9 @@
 //! Where things are in the repository, and starting other programs.
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -57,4 +59,45 @@ pub(crate) fn cargo(root: &Path) -> Command {
         }
     }
     command
+}
+
+/// A package of the workspace, as `cargo metadata` tells it.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Package {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) features: BTreeMap<String, Vec<String>>,
+    pub(crate) dependencies: Vec<Dependency>,
+}
+
+/// What a package says it depends on.
+#[derive(Debug, Clone)]
+pub(crate) struct Dependency {
+    pub(crate) name: String,
+    /// `normal`, `dev` or `build`.
+    pub(crate) kind: String,
+    /// Where it comes from: a registry, a git repository; empty for a path.
+    pub(crate) source: String,
+}
+
+/// The packages of the workspace.
+pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
+    let output = capture(cargo(root).args(["metadata", "--no-deps", "--offline", "--format-version", "1"]))?;
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+    let list = |v: &Value| v.as_array().cloned().unwrap_or_default();
+    let package = |p: &Value| Package {
+        id: text(&p["id"]),
+        name: text(&p["name"]),
+        features: serde_json::from_value(p["features"].clone()).unwrap_or_default(),
+        dependencies: list(&p["dependencies"])
+            .iter()
+            .map(|d| Dependency {
+                name: text(&d["name"]),
+                kind: d["kind"].as_str().unwrap_or("normal").to_owned(),
+                source: text(&d["source"]),
+            })
+            .collect(),
+    };
+    Ok(list(&metadata["packages"]).iter().map(package).collect())
 }

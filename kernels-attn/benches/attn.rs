@@ -79,7 +79,7 @@ fn attend(bench: &mut Bench, prefill: bool, shapes: &[(usize, usize, usize)]) {
                     faults: TensorMut::of(&mut faults, [sequences + 1]),
                     q: Tensor::of(&q, dims),
                     gate: Some(Tensor::of(&q, dims)),
-                    pool: KvPool::packed(&pool, pages, kv_heads, PAGE_ROWS, D),
+                    pool: KvPool::packed(&pool[..], pages, kv_heads, PAGE_ROWS, D),
                     page_table: Tensor::of(&launch.table, [sequences, launch.max_pages]),
                     rows: launch.rows(),
                 };
@@ -120,7 +120,7 @@ fn append(bench: &mut Bench) {
             bench.cpu(&id, 2 * (2 * q.len() + 4 * kv.len()) as u64, || {
                 let args = AppendArgs::<Cpu> {
                     q_out: TensorMut::of(&mut out, [total, q_heads, D]),
-                    pool: KvPoolMut::packed(&mut pool, pages, kv_heads, PAGE_ROWS, D),
+                    pool: KvPoolMut::packed(&mut pool[..], pages, kv_heads, PAGE_ROWS, D),
                     faults: TensorMut::of(&mut faults, [sequences + 1]),
                     q: Tensor::of(&q, [total, q_heads, D]),
                     k: Tensor::of(&kv, [total, kv_heads, D]),

@@ -88,7 +88,7 @@ impl Append {
             ],
         )?;
         plan::heads(op, p.q_heads, p.kv_heads)?;
-        if p.rotary % 2 != 0 || p.rotary > p.head_dim {
+        if !p.rotary.is_multiple_of(2) || p.rotary > p.head_dim {
             let want = format!("it must be even and at most head_dim ({})", p.head_dim);
             return Err(Error::invalid(op, "rotary", p.rotary, want));
         }

@@ -28,7 +28,10 @@ pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArg
             fault.record(&mut args.faults);
             continue;
         }
-        ref_math::vectorised(|| append_sequence(p, &mut args, &sequence, &paging, &mut head));
+        ref_math::vectorised(
+            #[inline(always)]
+            || append_sequence(p, &mut args, &sequence, &paging, &mut head),
+        );
     }
     zero(&mut args.q_out, args.rows.unowned(p.rows));
 }
@@ -101,9 +104,10 @@ pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A
                 paging,
             };
             for kv_head in 0..p.kv_heads {
-                ref_math::vectorised(|| {
-                    attend_block(p, &mut args, &block, kv_head, positions, &mut scratch);
-                });
+                ref_math::vectorised(
+                    #[inline(always)]
+                    || attend_block(p, &mut args, &block, kv_head, positions, &mut scratch),
+                );
             }
         }
     }
@@ -215,9 +219,10 @@ fn load<A: Activation>(
     scratch: &mut Scratch,
 ) {
     let d = pool.head_dim;
+    let stale = fault::active("attn.page_stale");
     for position in part {
         let (mut page, row) = paging.locate(position);
-        if fault::active("attn.page_stale") {
+        if stale {
             page = paging.locate(tile).0;
         }
         let at = (position - tile) * d;

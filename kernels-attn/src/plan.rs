@@ -74,7 +74,7 @@ pub(crate) fn at_least_one(op: &'static str, sizes: &[(&'static str, usize)]) ->
 
 pub(crate) fn heads(op: &'static str, q_heads: usize, kv_heads: usize) -> Result<()> {
     at_least_one(op, &[("q_heads", q_heads), ("kv_heads", kv_heads)])?;
-    if q_heads % kv_heads != 0 {
+    if !q_heads.is_multiple_of(kv_heads) {
         let want = format!("it must be a multiple of kv_heads ({kv_heads})");
         return Err(Error::invalid(op, "q_heads", q_heads, want));
     }

@@ -30,7 +30,7 @@ pub fn tiles(leaf: usize) -> impl Iterator<Item = usize> {
 
 /// Whether `leaf` is the last one of its group.
 pub fn ends_group(leaf: usize) -> bool {
-    (leaf + 1) % GROUP_LEAVES == 0
+    (leaf + 1).is_multiple_of(GROUP_LEAVES)
 }
 
 #[cfg(test)]

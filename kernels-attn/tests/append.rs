@@ -256,8 +256,7 @@ pub(crate) fn within_the_bound_of_f64() {
 }
 
 /// Two elements rotated by a quarter turn, computed by hand.
-#[test]
-#[cfg(not(feature = "planted-faults"))]
+#[cfg_attr(not(feature = "planted-faults"), test)]
 fn literal() {
     let problem = AppendProblem {
         sequences: 1,

@@ -25,8 +25,7 @@ pub(crate) fn equal_scores_give_the_mean() {
 }
 
 /// Weights 1 : e, by way of head size 4 (scale 1/2), query 2 and keys 0 and 1.
-#[test]
-#[cfg(not(feature = "planted-faults"))]
+#[cfg_attr(not(feature = "planted-faults"), test)]
 fn two_keys() {
     let model = Model::new(1, 1, 4);
     let sequence = Sequence {

@@ -11,5 +11,6 @@ mod bits;
 mod golden;
 mod literal;
 mod properties;
+#[cfg(not(feature = "planted-faults"))]
 mod refusals;
 mod support;

@@ -40,7 +40,6 @@ fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
 }
 
 #[test]
-#[cfg(not(feature = "planted-faults"))]
 fn problems() {
     let cpu = DeviceInfo::cpu();
     let verify = |p| text(Verify::plan(p, &cpu));
@@ -93,7 +92,6 @@ fn problems() {
 }
 
 #[test]
-#[cfg(not(feature = "planted-faults"))]
 fn keys_of_a_position() {
     let keys = |first_key, window, position| Problem { first_key, window, ..PROBLEM }.keys(position);
     assert_eq!(keys(0, None, 0), 0..1);
@@ -181,7 +179,6 @@ impl Operands {
 }
 
 #[test]
-#[cfg(not(feature = "planted-faults"))]
 fn operands_of_verify() {
     let refused = |change: &dyn Fn(&mut Args<'_, Cpu, f32>)| {
         let mut operands = Operands::new();
@@ -222,7 +219,6 @@ fn operands_of_verify() {
 }
 
 #[test]
-#[cfg(not(feature = "planted-faults"))]
 fn operands_of_append() {
     let refused = |change: &dyn Fn(&mut AppendArgs<'_, Cpu, f32>)| {
         let mut operands = Operands::new();
@@ -249,7 +245,6 @@ fn operands_of_append() {
 
 /// What one bad number does: a fault in its slot's word, zeros for its rows, and nothing to its neighbours.
 #[test]
-#[cfg(not(feature = "planted-faults"))]
 fn faults() {
     type Change = fn(&mut Operands);
     let row = 4 * 8;
@@ -286,7 +281,6 @@ fn faults() {
 }
 
 #[test]
-#[cfg(not(feature = "planted-faults"))]
 fn faults_of_append() {
     type Change = fn(&mut Operands);
     // Position 7 has a page, but no row in the rope table.

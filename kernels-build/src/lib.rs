@@ -109,6 +109,11 @@ impl Kernels {
             println!("cargo::rerun-if-changed={}", header.display());
         }
 
+        // For `xtask sass`: what is in the archive now, and not what a removed source left behind.
+        let list: String = objects.iter().map(|o| format!("{}\n", o.object.display())).collect();
+        let list_file = package.out.join("kernels/objects");
+        fs::write(&list_file, list).map_err(|e| format!("writing {}: {e}", list_file.display()))?;
+
         // `pool::run` keeps the order of `units`, which is sorted: the archive does not depend on timing.
         cc::Build::new()
             .cpp(true)

@@ -68,16 +68,20 @@ pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) features: BTreeMap<String, Vec<String>>,
     pub(crate) dependencies: Vec<Dependency>,
+    /// Names of its bench targets.
+    pub(crate) benches: Vec<String>,
 }
 
 /// What a package says it depends on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
     /// `normal`, `dev` or `build`.
     pub(crate) kind: String,
     /// Where it comes from: a registry, a git repository; empty for a path.
     pub(crate) source: String,
+    pub(crate) optional: bool,
+    pub(crate) features: Vec<String>,
 }
 
 /// The packages of the workspace.
@@ -96,7 +100,14 @@ pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
                 name: text(&d["name"]),
                 kind: d["kind"].as_str().unwrap_or("normal").to_owned(),
                 source: text(&d["source"]),
+                optional: d["optional"].as_bool().unwrap_or(false),
+                features: list(&d["features"]).iter().map(text).collect(),
             })
+            .collect(),
+        benches: list(&p["targets"])
+            .iter()
+            .filter(|t| t["kind"][0] == "bench")
+            .map(|t| text(&t["name"]))
             .collect(),
     };
     Ok(list(&metadata["packages"]).iter().map(package).collect())

@@ -63,7 +63,7 @@ if [[ $what == sanitize ]]; then
   if [[ -z $sanitizer ]]; then echo "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin" >&2 && exit 3; fi
   for tool in ${LOCKSTEP_SANITIZERS:-memcheck racecheck synccheck initcheck}; do
     for exe in $(each tests); do
-      run "$tool $(basename "$exe")" "$sanitizer" --tool "$tool" --error-exitcode 9 --kernel-name regex:lockstep "$exe" "${@:-cuda}"
+      run "$tool $(basename "$exe")" "$sanitizer" --tool "$tool" --error-exitcode 9 "$exe" "$@"
     done
   done
 fi

@@ -1,0 +1,110 @@
+//! The sizes of a problem, and what of them is refused.
+
+use kernels_core::{DeviceInfo, Error, Result, slots};
+
+/// The sizes of a launch: bounds, not this step's lengths, which are device data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Sequences of a launch, padding included.
+    pub sequences: usize,
+    /// Rows of a launch, all sequences and padding together.
+    pub rows: usize,
+    /// Rows of one sequence in one launch: k + 1 for a verification, the chunk for a prefill.
+    pub max_rows: usize,
+    /// Query and key heads.
+    pub k_heads: usize,
+    /// Value heads, a multiple of the key heads; value head `j` uses key head `j / (v_heads / k_heads)`.
+    pub v_heads: usize,
+    /// Elements of a query or key head.
+    pub k_dim: usize,
+    /// Elements of a value head.
+    pub v_dim: usize,
+    /// Slots of the state and of the journal.
+    pub slots: usize,
+    /// Journal rows of a slot, at least [`slots::journal_rows`]`(flush_after, max_rows)` for [`Verify`].
+    ///
+    /// [`Verify`]: crate::Verify
+    pub journal_rows: usize,
+    /// Pending tokens beyond which a verification folds them into the state; see [`slots::flushes`].
+    pub flush_after: usize,
+}
+
+impl Problem {
+    /// Elements of a journal row: the raw k of all key heads, v of all value heads, then a, then b.
+    pub const fn journal_width(&self) -> usize {
+        self.k_heads * self.k_dim + self.v_heads * self.v_dim + 2 * self.v_heads
+    }
+
+    /// fp32 elements of one slot's state: `[v_heads, v_dim, k_dim]`.
+    pub const fn state_len(&self) -> usize {
+        self.v_heads * self.v_dim * self.k_dim
+    }
+
+    /// Value heads that share a key head.
+    pub const fn group(&self) -> usize {
+        self.v_heads / self.k_heads
+    }
+
+    /// What every operation of the family asks of its sizes.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        let sizes = [
+            ("sequences", self.sequences),
+            ("rows", self.rows),
+            ("max_rows", self.max_rows),
+            ("k_heads", self.k_heads),
+            ("v_heads", self.v_heads),
+            ("k_dim", self.k_dim),
+            ("v_dim", self.v_dim),
+            ("slots", self.slots),
+            ("journal_rows", self.journal_rows),
+        ];
+        for (name, got) in sizes {
+            if got == 0 {
+                return Err(Error::invalid(op, name, got, "it must be at least 1"));
+            }
+        }
+        if self.v_heads % self.k_heads != 0 {
+            let want = format!("it must be a multiple of k_heads = {}", self.k_heads);
+            return Err(Error::invalid(op, "v_heads", self.v_heads, want));
+        }
+        // Slots, positions and row offsets travel as i32, and no memory may be larger than it can be
+        // addressed; the sums below come out of sizes that a caller may have read from a file.
+        let limit = i32::MAX as usize;
+        let narrow = [("sequences", self.sequences), ("rows", self.rows), ("slots", self.slots)];
+        for (name, got) in narrow {
+            if got >= limit {
+                return Err(Error::invalid(op, name, got, format!("it must be below {limit}")));
+            }
+        }
+        let product = |factors: &[usize]| factors.iter().try_fold(1usize, |n, f| n.checked_mul(*f));
+        let state = product(&[self.slots, self.v_heads, self.v_dim, self.k_dim, size_of::<f32>()]);
+        let keys = product(&[self.k_heads, self.k_dim]);
+        let values = self.v_dim.checked_add(2).and_then(|n| n.checked_mul(self.v_heads));
+        let width = keys.zip(values).and_then(|(k, v)| k.checked_add(v));
+        let journal = width.and_then(|w| product(&[w, self.slots, self.journal_rows, size_of::<f32>()]));
+        if state.is_none() || journal.is_none() {
+            let what = format!("a state or journal beyond the address space ({self:?})");
+            return Err(Error::Unsupported { op, what });
+        }
+        Ok(())
+    }
+
+    /// Replayed rows and new rows share the ring (see [`slots::journal_rows`]).
+    pub(crate) fn check_journal(&self, op: &'static str) -> Result<()> {
+        let twice = self.max_rows.checked_mul(2).and_then(|n| n.checked_add(self.flush_after));
+        let need = twice.map_or(usize::MAX, |_| slots::journal_rows(self.flush_after, self.max_rows));
+        if self.journal_rows >= need {
+            return Ok(());
+        }
+        let want = format!(
+            "it must be at least {need}: flush_after = {} plus twice max_rows = {}",
+            self.flush_after, self.max_rows
+        );
+        Err(Error::invalid(op, "journal_rows", self.journal_rows, want))
+    }
+
+    /// Refuses devices that this build has no kernels for.
+    pub(crate) fn check_device(op: &'static str, device: &DeviceInfo) -> Result<()> {
+        if device.arch.is_some() { Err(Error::NotBuilt { op }) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,174 @@
+//! The token function: what one token does to a head's state, and what it reads from it.
+//!
+//! With k and q normalised, `d = exp(g)`, and S the state before the token, per row i of the value head:
+//!
+//! ```text
+//! r = tree(S_i . k)        p = tree(S_i . q)        qk = tree(q . k)
+//! u = beta * fma(-d, r, v_i)
+//! o = fma(d, p, qk * u)
+//! S_i' = fma(k, u, d * S_i)
+//! ```
+//!
+//! This is decay, read, correct, write, output of the paper with the decay taken out of the two dots, so
+//! that both ride on one pass over S, and the output of a block's last row does not wait for a write that
+//! nobody needs. Replaying a token leaves out p and o, and changes no bit of the rest.
+//!
+//! `tree` is the sum over k that every backend takes: element k goes to accumulator k % 32 by fma, from
+//! zero, in ascending order; then neighbours are added, and sums of neighbours, five times. On the
+//! device, accumulator l belongs to thread l / 4, component l % 4 of its 16-byte loads: two additions
+//! inside the thread, then a butterfly of xor 1, 2, 4 over eight threads. A `k_dim` that is no multiple
+//! of 32 is filled up with zeros.
+
+use kernels_core::{Activation, ref_math};
+
+/// Accumulators of a dot.
+pub(crate) const LANES: usize = 32;
+/// Rows of the state that are worked on together; they share nothing but k and q.
+pub(crate) const TILE: usize = 8;
+/// The epsilon of the l2 norm, inside the root.
+const NORM_EPS: f32 = 1e-6;
+
+/// `k_dim` filled up to whole sets of accumulators.
+pub(crate) const fn padded(k_dim: usize) -> usize {
+    k_dim.next_multiple_of(LANES)
+}
+
+/// One token as a value head sees it, its values aside.
+pub(crate) struct Step<'a> {
+    /// The normalised key, padded.
+    pub(crate) key: &'a [f32],
+    /// The normalised and scaled query, padded, and its product with the key; `None` for a replay.
+    pub(crate) query: Option<(&'a [f32], f32)>,
+    /// exp(g).
+    pub(crate) decay: f32,
+    /// sigmoid(b).
+    pub(crate) beta: f32,
+    /// Whether anybody needs the state after this token.
+    pub(crate) write: bool,
+}
+
+/// Applies a token to the rows of a tile; returns their outputs (meaningless for a replay).
+#[inline(always)]
+pub(crate) fn step(state: &mut [f32], token: &Step, values: &[f32; TILE]) -> [f32; TILE] {
+    let width = token.key.len();
+    let mut sums = [0.0f32; 2 * TILE * LANES];
+    let (reads, outputs) = sums.split_at_mut(TILE * LANES);
+    match token.query {
+        Some((query, _)) => {
+            for (i, row) in state.chunks_exact(width).enumerate() {
+                let (r, p) = accumulate_two(row, token.key, query);
+                reads[i * LANES..][..LANES].copy_from_slice(&r);
+                outputs[i * LANES..][..LANES].copy_from_slice(&p);
+            }
+        }
+        None => {
+            for (i, row) in state.chunks_exact(width).enumerate() {
+                reads[i * LANES..][..LANES].copy_from_slice(&accumulate(row, token.key));
+            }
+        }
+    }
+    let sums = trees(&sums);
+
+    let mut corrections = [0.0; TILE];
+    let mut out = [0.0; TILE];
+    let qk = token.query.map_or(0.0, |(_, qk)| qk);
+    for i in 0..TILE {
+        corrections[i] = token.beta * (-token.decay).mul_add(sums[i], values[i]);
+        out[i] = token.decay.mul_add(sums[TILE + i], qk * corrections[i]);
+    }
+    if token.write {
+        for (row, u) in state.chunks_exact_mut(width).zip(corrections) {
+            for (s, k) in row.iter_mut().zip(token.key) {
+                *s = k.mul_add(u, token.decay * *s);
+            }
+        }
+    }
+    out
+}
+
+#[inline(always)]
+fn accumulate(x: &[f32], y: &[f32]) -> [f32; LANES] {
+    let mut sums = [0.0f32; LANES];
+    for (x, y) in x.chunks_exact(LANES).zip(y.chunks_exact(LANES)) {
+        for l in 0..LANES {
+            sums[l] = x[l].mul_add(y[l], sums[l]);
+        }
+    }
+    sums
+}
+
+/// Two dots on one pass over `x`.
+#[inline(always)]
+fn accumulate_two(x: &[f32], y: &[f32], z: &[f32]) -> ([f32; LANES], [f32; LANES]) {
+    let (mut first, mut second) = ([0.0f32; LANES], [0.0f32; LANES]);
+    for ((x, y), z) in x.chunks_exact(LANES).zip(y.chunks_exact(LANES)).zip(z.chunks_exact(LANES)) {
+        for l in 0..LANES {
+            first[l] = x[l].mul_add(y[l], first[l]);
+            second[l] = x[l].mul_add(z[l], second[l]);
+        }
+    }
+    (first, second)
+}
+
+/// The sum of every `LANES` neighbours, all of them level by level.
+#[inline(always)]
+fn trees(sums: &[f32; 2 * TILE * LANES]) -> [f32; 2 * TILE] {
+    let (mut a, mut b) = ([0.0; TILE * LANES], [0.0; TILE * LANES / 2]);
+    add_neighbours(sums, &mut a);
+    add_neighbours(&a, &mut b);
+    add_neighbours(&b, &mut a[..TILE * LANES / 4]);
+    add_neighbours(&a[..TILE * LANES / 4], &mut b[..TILE * LANES / 8]);
+    let mut out = [0.0; 2 * TILE];
+    add_neighbours(&b[..TILE * LANES / 8], &mut out);
+    out
+}
+
+#[inline(always)]
+fn add_neighbours(from: &[f32], to: &mut [f32]) {
+    for (sum, pair) in to.iter_mut().zip(from.chunks_exact(2)) {
+        *sum = pair[0] + pair[1];
+    }
+}
+
+/// The tree of one dot.
+#[inline(always)]
+fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let mut sums = accumulate(x, y);
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            sums[i] = sums[2 * i] + sums[2 * i + 1];
+        }
+    }
+    sums[0]
+}
+
+/// Widens a head and divides it by its length, times `scale`; `to` is padded with zeros already.
+#[inline(always)]
+pub(crate) fn normalise<A: Activation>(raw: &[A], scale: f32, to: &mut [f32]) {
+    for (to, x) in to.iter_mut().zip(raw) {
+        *to = x.to_f32();
+    }
+    let factor = ref_math::rsqrt(dot(to, to) + NORM_EPS) * scale;
+    for x in to.iter_mut() {
+        *x *= factor;
+    }
+}
+
+/// q . k by the tree.
+#[inline(always)]
+pub(crate) fn product(query: &[f32], key: &[f32]) -> f32 {
+    dot(query, key)
+}
+
+/// `exp(g)` with `g = -exp(a_log) * softplus(a + dt_bias)`.
+#[inline(always)]
+pub(crate) fn decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
+    ref_math::exp(-(ref_math::exp(a_log) * ref_math::softplus(a + dt_bias)))
+}
+
+/// `1 / sqrt(k_dim)`, rounded once; a parameter of the device's kernels, so that both have the same bits.
+pub(crate) fn query_scale(k_dim: usize) -> f32 {
+    (1.0 / (k_dim as f64).sqrt()) as f32
+}

@@ -1,0 +1,76 @@
+//! Verify-and-commit: the operation of every decode round.
+
+use crate::{Args, GdnBackend, Problem};
+use kernels_core::{Activation, DeviceInfo, Result};
+
+const OP: &str = "gdn::verify";
+
+/// Runs the recurrence over each sequence's new rows and leaves nothing behind that a rejection must undo.
+///
+/// For each sequence, with `start` the position of its first row (= its committed tokens) and
+/// `pending = start - folded[slot]`:
+///
+/// 1. the `pending` journal rows at positions `folded..start` are replayed on the state;
+/// 2. if [`flushes`](kernels_core::slots::flushes)`(pending, flush_after)`, that state is stored;
+/// 3. the T new rows go on from there in registers (T = 1 is plain decode), their outputs are rounded
+///    once to `A`, and their raw inputs stand in the journal from then on.
+///
+/// Afterwards the bookkeeping, not this operation, sets `folded = start` where the state was stored, and
+/// advances the committed count by the accepted rows. Rejected rows exist only in journal rows that the
+/// next round overwrites.
+///
+/// # Faults
+///
+/// A sequence whose `pending` is negative, or whose `pending + T` exceeds the journal, gets
+/// [`FaultKind::Pending`](kernels_core::slots::FaultKind::Pending) with `pending` as its value; one with
+/// more than `max_rows` rows gets `RowOffsets` with its row count. It is skipped: zeros as output, no
+/// memory touched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verify {
+    problem: Problem,
+}
+
+impl Verify {
+    /// Checks the sizes and chooses a kernel.
+    ///
+    /// # Errors
+    ///
+    /// Sizes of zero, value heads that are no multiple of the key heads, a journal shorter than
+    /// `flush_after + 2 max_rows`, and devices that this build has no kernels for.
+    ///
+    /// ```
+    /// use kernels_core::DeviceInfo;
+    /// use kernels_gdn::{Problem, Verify};
+    ///
+    /// let problem = Problem {
+    ///     sequences: 8, rows: 32, max_rows: 4, k_heads: 16, v_heads: 48, k_dim: 128, v_dim: 128,
+    ///     slots: 8, journal_rows: 11, flush_after: 4,
+    /// };
+    /// let error = Verify::plan(problem, &DeviceInfo::cpu()).unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "gdn::verify: journal_rows is 11; it must be at least 12: flush_after = 4 plus twice max_rows = 4",
+    /// );
+    /// ```
+    pub fn plan(problem: Problem, device: &DeviceInfo) -> Result<Self> {
+        problem.check(OP)?;
+        problem.check_journal(OP)?;
+        Problem::check_device(OP, device)?;
+        Ok(Verify { problem })
+    }
+
+    /// The sizes planned for.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// Enqueues the operation.
+    ///
+    /// # Errors
+    ///
+    /// Operands whose shape, strides or size do not fit the problem, by name.
+    pub fn run<B: GdnBackend, A: Activation>(&self, on: &B::Queue, args: Args<'_, B, A>) -> Result<()> {
+        args.check(OP, &self.problem)?;
+        B::verify(self, on, args)
+    }
+}

@@ -1,0 +1,182 @@
+//! The recurrence as the paper writes it, in f64, with a bound on what fp32 may lose.
+
+use crate::world::{Launch, SMALL, Stream, World, flushing, mixed_width, undisturbed};
+use kernels_core::{Activation, bf16};
+use kernels_gdn::Problem;
+use kernels_testkit::rng::Rng;
+
+/// Unit roundoff of fp32.
+const EPS: f64 = 1.0 / (1u32 << 24) as f64;
+
+/// The f64 recurrence of one sequence, and how far fp32 may be from it.
+pub(crate) struct Oracle {
+    pub(crate) out: Vec<f64>,         // [tokens, v_heads, v_dim]
+    pub(crate) out_bound: Vec<f64>,   // the same, before the rounding to A
+    pub(crate) state: Vec<f64>,       // [v_heads, v_dim, k_dim]
+    pub(crate) state_bound: Vec<f64>, // [v_heads, v_dim]: on the 2-norm of a row's error
+}
+
+/// Runs the recurrence from `state`; a dot's sum passes each product through at most `chain` additions.
+///
+/// # The bound
+///
+/// First order in EPS, for one row S of the state (a vector over k) with error norm E, |k| <= 1,
+/// |q| <= c = 1/sqrt(k_dim), d the decay, u the correction:
+///
+/// * a dot of x and y is off by chain EPS |x||y|;
+/// * k and q: the sum of squares has relative error (chain + 1) EPS, its root half of that; root,
+///   quotient, scale, factor and product round once each: e_n = ((chain + 1)/2 + 5) EPS;
+/// * d: exp is within 1.5 ulp <= 3 EPS; g has relative error (9 + |a + dt_bias|) EPS, since softplus has
+///   a condition of at most one in its derivative, exp is taken twice before, log1p is within one ulp,
+///   the product rounds: e_d = (|g| (9 + |a + dt_bias|) + 3) EPS;
+/// * beta: 5 EPS;
+/// * u = beta (v - d r) takes d (r's error) + e_d d |S| through beta, and 7 EPS |u| for beta, the fused
+///   subtraction and the product: e_u = beta d |S| (e_n + chain EPS + e_d) + 7 EPS |u|;
+/// * the old error passes through (I - beta k k^T) d, whose norm is at most d;
+/// * writing k u on d S: e_n |u| for k, (e_d + EPS) d |S| for the product, EPS (d |S| + |u|) for the fma.
+///
+/// So E' = d E + e_u + (e_n + EPS) |u| + (e_d + 2 EPS) d |S|, and the output is off by
+/// c (d E + d |S| (e_n + chain EPS + e_d + EPS) + |u| (2 e_n + chain EPS + 2 EPS) + e_u).
+/// One percent on top covers the second order.
+pub(crate) fn oracle<A: Activation>(
+    p: &Problem,
+    stream: &Stream<A>,
+    world: &World<A>,
+    mut state: Vec<f64>,
+    chain: f64,
+) -> Oracle {
+    let (keys, width) = (p.k_heads * p.k_dim, mixed_width(p));
+    let tokens = stream.a.len() / p.v_heads;
+    let mut out = vec![0.0; tokens * p.v_heads * p.v_dim];
+    let mut out_bound = out.clone();
+    let mut state_bound = vec![0.0; p.v_heads * p.v_dim];
+    let unit = |x: &[A]| -> Vec<f64> {
+        let x: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
+        let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+        x.iter().map(|x| x / length).collect()
+    };
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
+
+    for t in 0..tokens {
+        let mixed = &stream.mixed[t * width..][..width];
+        for head in 0..p.v_heads {
+            let key_head = head / (p.v_heads / p.k_heads);
+            let c = 1.0 / (p.k_dim as f64).sqrt();
+            let q: Vec<f64> = unit(&mixed[key_head * p.k_dim..][..p.k_dim]).iter().map(|q| q * c).collect();
+            let k = unit(&mixed[keys + key_head * p.k_dim..][..p.k_dim]);
+            let a = f64::from(stream.a[t * p.v_heads + head].to_f32());
+            let b = f64::from(stream.b[t * p.v_heads + head].to_f32());
+            let beta = 1.0 / (1.0 + (-b).exp());
+            let x = a + f64::from(world.dt_bias[head]);
+            let g = -f64::from(world.a_log[head]).exp() * x.exp().ln_1p();
+            let d = g.exp();
+            let e_n = ((chain + 1.0) / 2.0 + 5.0) * EPS;
+            let e_d = (g.abs() * (9.0 + x.abs()) + 3.0) * EPS;
+            for i in 0..p.v_dim {
+                let v = f64::from(mixed[2 * keys + head * p.v_dim + i].to_f32());
+                let s = &mut state[(head * p.v_dim + i) * p.k_dim..][..p.k_dim];
+                let e = &mut state_bound[head * p.v_dim + i];
+                // Decay, read, correct, write, output: the order of the paper.
+                s.iter_mut().for_each(|s| *s *= d);
+                let decayed = norm(s);
+                let u = beta * (v - dot(s, &k));
+                s.iter_mut().zip(&k).for_each(|(s, k)| *s += k * u);
+                let at = (t * p.v_heads + head) * p.v_dim + i;
+                out[at] = dot(s, &q);
+
+                let u = u.abs();
+                let e_u = beta * decayed * (e_n + chain * EPS + e_d) + 7.0 * EPS * u;
+                out_bound[at] = 1.01
+                    * c
+                    * (d * *e
+                        + decayed * (e_n + chain * EPS + e_d + EPS)
+                        + u * (2.0 * e_n + chain * EPS + 2.0 * EPS)
+                        + e_u);
+                *e = 1.01 * (d * *e + e_u + (e_n + EPS) * u + (e_d + 2.0 * EPS) * decayed);
+            }
+        }
+    }
+    Oracle { out, out_bound, state, state_bound }
+}
+
+/// Additions that a product passes through in the tree: its accumulator's, then five levels.
+pub(crate) fn tree_chain(k_dim: usize) -> f64 {
+    (k_dim.div_ceil(32) + 5) as f64
+}
+
+/// Every output within its bound, plus one rounding of unit `rounding`; returns the relative errors of
+/// outputs and state in the Frobenius norm.
+pub(crate) fn within<A: Activation>(
+    p: &Problem,
+    oracle: &Oracle,
+    out: &[A],
+    state: &[f32],
+    rounding: f64,
+) -> (f64, f64) {
+    assert_eq!((out.len(), state.len()), (oracle.out.len(), oracle.state.len()));
+    for (i, o) in out.iter().enumerate() {
+        let (got, want) = (f64::from(o.to_f32()), oracle.out[i]);
+        let bound = oracle.out_bound[i] + rounding * (want.abs() + oracle.out_bound[i]);
+        assert!((got - want).abs() <= bound, "output {i}: {got} instead of {want}, bound {bound:e}");
+    }
+    for (i, row) in state.chunks_exact(p.k_dim).enumerate() {
+        let want = &oracle.state[i * p.k_dim..][..p.k_dim];
+        let error = row.iter().zip(want).map(|(g, w)| (f64::from(*g) - w).powi(2)).sum::<f64>().sqrt();
+        let bound = oracle.state_bound[i];
+        assert!(error <= bound, "state row {i}: off by {error:e}, bound {bound:e}");
+    }
+    let relative = kernels_testkit::compare::relative_error::<A>;
+    (relative(out, &oracle.out), kernels_testkit::compare::relative_error(state, &oracle.state))
+}
+
+/// 600 tokens with the given decay parameters, by prefill and by rounds of four.
+fn check<A: Activation>(p: Problem, a_log: f32, dt_bias: f32, rounding: f64, tightness: f64) -> (f64, f64) {
+    let p = flushing(Problem { slots: 1, max_rows: 4, ..p }, 3);
+    let tokens = 600;
+    let stream = Stream::<A>::random(&p, tokens, &mut Rng::new(5));
+    let mut world = World::new(p);
+    world.a_log.fill(a_log);
+    world.dt_bias.fill(dt_bias);
+    let want = oracle(&p, &stream, &world, vec![0.0; p.state_len()], tree_chain(p.k_dim));
+
+    let mut rounds = world.clone();
+    let mut out = vec![];
+    for start in (0..tokens).step_by(4) {
+        out.extend(rounds.verify(&Launch::one(&p, 0, start, stream.part(&p, start..start + 4))));
+        rounds.advance(0, 4);
+    }
+    rounds.fold(&[0]);
+    let errors = within(&p, &want, &out, &rounds.state, rounding);
+
+    let out = world.prefill(&Launch::one(&p, 0, 0, stream));
+    assert_eq!(within(&p, &want, &out, &world.state, rounding), errors);
+
+    // The bound would say nothing if it were as large as what it bounds.
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let share = norm(&want.state_bound) / norm(&want.state);
+    assert!(share < tightness, "the state's bound is {share:e} of the state");
+    errors
+}
+
+#[test]
+fn long_sequences_stay_within_the_derived_bound() {
+    undisturbed(|| {
+        let wide = Problem { k_heads: 1, v_heads: 2, k_dim: 128, v_dim: 16, ..SMALL };
+        // A head that forgets keeps the errors of few tokens, so that its bound is tight; one that does
+        // not may gather the worst case of all 600.
+        let decays = [
+            ("strong", 16f32.ln(), 0.0, 1e-4),
+            ("middling", 0.0, -2.0, 1e-3),
+            ("weak", -4.0, -3.0, 0.03),
+            ("no", -9.0, -9.0, 0.03),
+        ];
+        for (name, a_log, dt_bias, tightness) in decays {
+            for p in [wide, SMALL] {
+                let (out, state) = check::<f32>(p, a_log, dt_bias, 0.0, tightness);
+                println!("{name} decay, k_dim {}: out {out:.2e}, state {state:.2e}", p.k_dim);
+                check::<bf16>(p, a_log, dt_bias, 1.0 / 256.0, tightness);
+            }
+        }
+    });
+}

@@ -1,0 +1,289 @@
+//! Every bad input is refused by name and value; nothing panics, nothing else is disturbed.
+
+use crate::world::{Launch, SMALL, Stream, World, flushing, same, undisturbed};
+use kernels_core::slots::{Fault, FaultKind};
+use kernels_core::{Cpu, DeviceInfo, Error, Tensor, TensorMut, bf16};
+use kernels_gdn::{Args, Fold, FoldArgs, Prefill, Problem, Verify, export_state, import_state};
+use kernels_testkit::rng::Rng;
+
+fn texts(p: Problem, device: &DeviceInfo) -> [Option<String>; 3] {
+    let text = |e: Error| e.to_string();
+    [
+        Verify::plan(p, device).err().map(text),
+        Prefill::plan(p, device).err().map(text),
+        Fold::plan(p, device).err().map(text),
+    ]
+}
+
+#[test]
+fn plans_refuse_sizes_by_name_and_value() {
+    let cpu = DeviceInfo::cpu();
+    let good = Problem { sequences: 2, rows: 8, ..flushing(SMALL, 4) };
+    assert_eq!(texts(good, &cpu), [None, None, None]);
+    type Change = fn(&mut Problem);
+    let zeros: [(&str, Change); 9] = [
+        ("sequences", |p| p.sequences = 0),
+        ("rows", |p| p.rows = 0),
+        ("max_rows", |p| p.max_rows = 0),
+        ("k_heads", |p| p.k_heads = 0),
+        ("v_heads", |p| p.v_heads = 0),
+        ("k_dim", |p| p.k_dim = 0),
+        ("v_dim", |p| p.v_dim = 0),
+        ("slots", |p| p.slots = 0),
+        ("journal_rows", |p| p.journal_rows = 0),
+    ];
+    for (name, change) in zeros {
+        let mut p = good;
+        change(&mut p);
+        for (text, op) in texts(p, &cpu).into_iter().zip(["verify", "prefill", "fold"]) {
+            assert_eq!(text.unwrap(), format!("gdn::{op}: {name} is 0; it must be at least 1"));
+        }
+    }
+    let text = texts(Problem { v_heads: 5, ..good }, &cpu)[0].clone().unwrap();
+    assert_eq!(text, "gdn::verify: v_heads is 5; it must be a multiple of k_heads = 2");
+    for short in [1, good.journal_rows - 1] {
+        let [verify, prefill, fold] = texts(Problem { journal_rows: short, ..good }, &cpu);
+        let want = "it must be at least 12: flush_after = 4 plus twice max_rows = 4";
+        assert_eq!(verify.unwrap(), format!("gdn::verify: journal_rows is {short}; {want}"));
+        assert_eq!((prefill, fold), (None, None));
+    }
+    let huge = [
+        Problem { k_dim: usize::MAX / 8, ..good },
+        Problem { v_dim: usize::MAX, ..good },
+        Problem { max_rows: usize::MAX, ..good },
+        Problem { flush_after: usize::MAX, ..good },
+        Problem { slots: usize::MAX / 2, ..good },
+        Problem { rows: usize::MAX, ..good },
+        Problem { journal_rows: usize::MAX / 64, ..good },
+    ];
+    for p in huge {
+        assert!(texts(p, &cpu)[0].is_some(), "{p:?}");
+    }
+    for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
+        for text in texts(good, &device) {
+            assert!(text.unwrap().contains("built without CUDA kernels"));
+        }
+    }
+}
+
+#[test]
+fn operands_are_refused_by_name() {
+    undisturbed(|| {
+        let p = Problem { rows: 2, ..flushing(SMALL, 1) };
+        let launch = Launch::one(&p, 0, 0, Stream::<bf16>::random(&p, 2, &mut Rng::new(1)));
+        let refused = |change: fn(&mut Args<'_, Cpu, bf16>)| {
+            let op = Verify::plan(p, &DeviceInfo::cpu()).unwrap();
+            let prefill = Prefill::plan(p, &DeviceInfo::cpu()).unwrap();
+            let (mut text, mut other) = (String::new(), String::new());
+            let mut world = World::new(p);
+            world.run(&p, &launch, |mut args| {
+                change(&mut args);
+                text = op.run::<Cpu, bf16>(&(), args).unwrap_err().to_string();
+            });
+            world.run(&p, &launch, |mut args| {
+                change(&mut args);
+                other = prefill.run::<Cpu, bf16>(&(), args).unwrap_err().to_string();
+            });
+            assert_eq!(text.replace("verify", "prefill"), other);
+            text
+        };
+        assert_eq!(
+            refused(|a| a.out.dims = [2, 4, 11]),
+            "gdn::verify: `out` has shape [2, 4, 11], expected [2, 4, 12]"
+        );
+        assert_eq!(
+            refused(|a| a.out.strides = [12, 12, 1]),
+            "gdn::verify: `out` has strides [12, 12, 1]; an outer stride must span the inner axes, or rows overlap"
+        );
+        assert_eq!(
+            refused(|a| a.state.dims[0] = 6),
+            "gdn::verify: `state` has shape [6, 4, 12, 40], expected [7, 4, 12, 40]"
+        );
+        assert_eq!(
+            refused(|a| a.state.strides[0] += 1),
+            "gdn::verify: `state` needs 13446 elements, its buffer holds 13440"
+        );
+        assert_eq!(
+            refused(|a| a.journal.dims[1] = 8),
+            "gdn::verify: `journal` has shape [7, 8, 136], expected [7, 9, 136]"
+        );
+        assert_eq!(refused(|a| a.faults.dims = [7]), "gdn::verify: `faults` has shape [7], expected [8]");
+        let named: [(&str, fn(&mut Args<'_, Cpu, bf16>)); 11] = [
+            ("folded", |a| a.folded.dims = [8]),
+            ("q", |a| a.q.dims[1] = 3),
+            ("k", |a| a.k.strides[2] = 2),
+            ("v", |a| a.v.strides[0] *= 2),
+            ("a", |a| a.a.dims = [2, 2]),
+            ("b", |a| a.b.dims = [1, 4]),
+            ("a_log", |a| a.a_log.dims = [3]),
+            ("dt_bias", |a| a.dt_bias.dims = [5]),
+            ("rows.slots", |a| a.rows.slots.dims = [2]),
+            ("rows.start", |a| a.rows.start.dims = [0]),
+            ("rows.row_offsets", |a| a.rows.row_offsets.dims = [1]),
+        ];
+        for (name, change) in named {
+            let text = refused(change);
+            assert!(text.starts_with(&format!("gdn::verify: `{name}` ")), "{name}: {text}");
+        }
+    });
+}
+
+#[test]
+fn fold_refuses_operands_by_name() {
+    undisturbed(|| {
+        let p = SMALL;
+        let op = Fold::plan(p, &DeviceInfo::cpu()).unwrap();
+        let refused = |change: fn(&mut FoldArgs<'_, Cpu, bf16>)| {
+            let mut w = World::<bf16>::new(p);
+            let slots = [0];
+            let mut args = FoldArgs {
+                state: TensorMut::new(&mut w.state[..], [p.slots, p.v_heads, p.v_dim, p.k_dim]),
+                journal: TensorMut::new(&mut w.journal[..], [p.slots, p.journal_rows, p.journal_width()]),
+                faults: TensorMut::new(&mut w.faults[..], [p.slots + 1]),
+                folded: Tensor::new(&w.folded[..], [p.slots]),
+                a_log: Tensor::new(&w.a_log[..], [p.v_heads]),
+                dt_bias: Tensor::new(&w.dt_bias[..], [p.v_heads]),
+                slots: Tensor::new(&slots[..], [1]),
+                committed: Tensor::new(&w.committed[..], [p.slots]),
+            };
+            change(&mut args);
+            op.run::<Cpu, bf16>(&(), args).unwrap_err().to_string()
+        };
+        assert_eq!(refused(|a| a.committed.dims = [6]), "gdn::fold: `committed` has shape [6], expected [7]");
+        let named: [(&str, fn(&mut FoldArgs<'_, Cpu, bf16>)); 7] = [
+            ("state", |a| a.state.dims[3] = 1),
+            ("journal", |a| a.journal.dims[2] = 1),
+            ("faults", |a| a.faults.dims = [0]),
+            ("folded", |a| a.folded.dims = [0]),
+            ("a_log", |a| a.a_log.dims = [0]),
+            ("dt_bias", |a| a.dt_bias.dims = [0]),
+            ("slots", |a| a.slots.dims = [0]),
+        ];
+        for (name, change) in named {
+            let text = refused(change);
+            assert!(text.starts_with(&format!("gdn::fold: `{name}` ")), "{name}: {text}");
+        }
+    });
+}
+
+#[test]
+fn states_of_another_size_are_refused() {
+    let [import, export] = [import_state(&SMALL, &[0.0; 7]), export_state(&SMALL, &[0.0; 7])];
+    let want = "gdn::import_state: `state` has shape [7], expected [4, 40, 12]";
+    assert_eq!(import.unwrap_err().to_string(), want);
+    let want = "gdn::export_state: `state` has shape [7], expected [4, 12, 40]";
+    assert_eq!(export.unwrap_err().to_string(), want);
+}
+
+/// Bad counters of one sequence: its word, its zeros, and nothing else.
+#[test]
+fn violated_counters_are_faults() {
+    undisturbed(|| {
+        let p = flushing(SMALL, 2);
+        let j = p.journal_rows as i32;
+        let rows = Stream::<f32>::random(&p, 5, &mut Rng::new(9));
+        let good = Stream::random(&p, 3, &mut Rng::new(10));
+        let width = p.v_heads * p.v_dim;
+        // Slot, start, folded, rows of the sequence, then the fault.
+        let pending = |value| (FaultKind::Pending, value);
+        let cases = [
+            (3, 5, 6, 1, pending(-1)),
+            (3, 5, -1, 1, pending(6)),
+            (3, 20 + j, 20, 1, pending(j)),
+            (3, 20 + j - 3, 20, 4, pending(j - 3)),
+            (3, i32::MAX - 8, 0, 2, pending(i32::MAX - 8)),
+            (3, 0, 0, 5, (FaultKind::RowOffsets, 5)),
+            (3, -4, 0, 2, (FaultKind::Position, -4)),
+            (7, 0, 0, 2, (FaultKind::Slot, 7)),
+            (i32::MAX, 0, 0, 2, (FaultKind::Slot, i32::MAX)),
+        ];
+        for (slot, start, folded, t, (kind, value)) in cases {
+            let mut launch = Launch::new();
+            launch.push(&p, slot, 0, &rows.part(&p, 0..t));
+            launch.start[0] = start;
+            launch.push(&p, 6, 0, &good);
+            let mut world = World::new(p);
+            world.folded[3] = folded;
+            let mut alone = world.clone();
+            let want = alone.verify(&Launch::one(&p, 6, 0, good.clone()));
+
+            let out = world.verify(&launch);
+            let what = format!("slot {slot}, start {start}, folded {folded}, {t} rows");
+            same(&what, &out, &[vec![0.0; t * width], want].concat()).unwrap();
+            same(&what, &world.state, &alone.state).unwrap();
+            same(&what, &world.journal, &alone.journal).unwrap();
+            let word = usize::try_from(slot).unwrap().min(p.slots);
+            let fault = Fault::decode(world.faults[word]).expect(&what);
+            assert_eq!((fault.kind, fault.value), (kind, value), "{what}");
+            assert_eq!(world.faults.iter().filter(|f| **f != 0).count(), 1, "{what}");
+        }
+        // The last counters that fit.
+        let mut world = World::new(p);
+        world.folded[3] = 20;
+        world.state.fill(0.0);
+        world.journal.fill(0.0);
+        world.verify(&Launch::one(&p, 3, 20 + j as usize - 4, rows.part(&p, 0..4)));
+        assert_eq!(world.faults, vec![0; p.slots + 1]);
+        // A prefill needs room only for what is pending.
+        let out = world.prefill(&Launch::one(&p, 3, 20 + j as usize, rows.clone()));
+        assert!(out.iter().any(|o| *o != 0.0));
+        assert_eq!(world.faults, vec![0; p.slots + 1]);
+        let out = world.prefill(&Launch::one(&p, 3, 21 + j as usize, rows.clone()));
+        assert!(out.iter().all(|o| *o == 0.0));
+        assert_eq!(Fault::decode(world.faults[3]).unwrap().value, j + 1);
+    });
+}
+
+#[test]
+fn fold_faults() {
+    undisturbed(|| {
+        let p = SMALL;
+        let mut world = World::<f32>::new(p);
+        (world.folded[2], world.committed[2]) = (3, 2);
+        (world.folded[4], world.committed[4]) = (0, p.journal_rows as i32 + 1);
+        (world.folded[5], world.committed[5]) = (-1, 0);
+        // Slot 9 is unknown; the counters of the rest are wrong.
+        let before = world.state.clone();
+        let op = Fold::plan(Problem { sequences: 4, ..p }, &DeviceInfo::cpu()).unwrap();
+        let slots = [2, 4, 5, 9];
+        op.run::<Cpu, f32>(
+            &(),
+            FoldArgs {
+                state: TensorMut::new(&mut world.state[..], [p.slots, p.v_heads, p.v_dim, p.k_dim]),
+                journal: TensorMut::new(&mut world.journal[..], [p.slots, p.journal_rows, p.journal_width()]),
+                faults: TensorMut::new(&mut world.faults[..], [p.slots + 1]),
+                folded: Tensor::new(&world.folded[..], [p.slots]),
+                a_log: Tensor::new(&world.a_log[..], [p.v_heads]),
+                dt_bias: Tensor::new(&world.dt_bias[..], [p.v_heads]),
+                slots: Tensor::new(&slots[..], [4]),
+                committed: Tensor::new(&world.committed[..], [p.slots]),
+            },
+        )
+        .unwrap();
+        same("state", &world.state, &before).unwrap();
+        let faults: Vec<_> =
+            world.faults.iter().map(|f| Fault::decode(*f).map(|f| (f.kind, f.value))).collect();
+        let pending = |value| Some((FaultKind::Pending, value));
+        let slot = Some((FaultKind::Slot, 9));
+        assert_eq!(faults, [None, None, pending(-1), None, pending(9), pending(1), None, slot]);
+    });
+}
+
+#[test]
+fn bad_row_offsets_write_nothing_through_them() {
+    undisturbed(|| {
+        let p = flushing(SMALL, 2);
+        let rows = Stream::<f32>::random(&p, 4, &mut Rng::new(9));
+        for (offsets, bad) in [([0, 9, 4], 9), ([0, -1, 4], -1), ([3, 2, 4], 2)] {
+            let mut launch = Launch::new();
+            launch.push(&p, 1, 0, &rows.part(&p, 0..2));
+            launch.push(&p, 6, 0, &rows.part(&p, 2..4));
+            launch.offsets = offsets.to_vec();
+            let mut world = World::new(p);
+            world.verify(&launch);
+            assert!(world.state.iter().all(|s| s.is_nan()));
+            let fault = Fault::decode(world.faults[1]).unwrap();
+            assert_eq!((fault.kind, fault.value), (FaultKind::RowOffsets, bad));
+        }
+    });
+}

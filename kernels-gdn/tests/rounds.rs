@@ -1,0 +1,180 @@
+//! Speculative rounds of every kind against plain decoding and prefill: outputs, states, journals.
+
+use crate::world::{Decoded, Launch, SMALL, Stream, World, decode, flushing, same, undisturbed};
+use kernels_core::{Activation, bf16, f16, slots};
+use kernels_testkit::rng::Rng;
+
+const SEQUENCES: usize = 5;
+const ROUNDS: usize = 64;
+
+/// What the rounds of a run went through, so that a run cannot pass hollow.
+#[derive(Debug, Default)]
+struct Seen {
+    drafts: usize,
+    rejections: usize,
+    stores: usize,
+    kept: usize,
+    longest_pending: usize,
+    wraps: usize,
+}
+
+/// Runs rounds with random lengths and accept counts, then folds; compares with decoding.
+pub(crate) fn rounds<A: Activation>(flush_after: usize, seed: u64) -> Result<(), String> {
+    let p = flushing(SMALL, flush_after);
+    let mut rng = Rng::new(seed);
+    let mut world = World::<A>::new(p);
+    // Five of seven slots, the first and the last among them, in an order that is not theirs.
+    let slots = [6, 2, 0, 5, 3];
+    let streams: Vec<Stream<A>> =
+        (0..SEQUENCES).map(|_| Stream::random(&p, ROUNDS * p.max_rows, &mut rng)).collect();
+    let decoded: Vec<Decoded<A>> = streams.iter().map(|s| decode(&p, s)).collect();
+    let width = p.v_heads * p.v_dim;
+    let mut seen = Seen::default();
+
+    for round in 0..ROUNDS {
+        let mut launch = Launch::new();
+        let mut plan = vec![];
+        for i in rng.permutation(SEQUENCES) {
+            let slot = slots[i];
+            // Sequences drop out of rounds, and padding stands between those that stay.
+            if rng.below(8) == 0 {
+                launch.push_padding(&p, rng.below(3));
+                continue;
+            }
+            let t = if rng.below(2) == 0 { p.max_rows } else { 1 + rng.below(p.max_rows) };
+            let accepted = if rng.below(2) == 0 { t } else { 1 + rng.below(t) };
+            let start = world.committed[slot] as usize;
+            let mut rows = streams[i].part(&p, start..start + accepted);
+            rows.append(&Stream::random(&p, t - accepted, &mut rng));
+            let first = launch.count(&p);
+            launch.push(&p, slot as i32, start, &rows);
+            plan.push((i, slot, start, first, t, accepted));
+        }
+        launch.add_unowned(&p, rng.below(3));
+
+        let before = world.state.clone();
+        let out = world.verify(&launch);
+        for &(i, slot, start, first, t, accepted) in &plan {
+            let what = format!("round {round}, sequence {i}, {t} rows from {start}, {accepted} accepted");
+            let got = &out[first * width..][..accepted * width];
+            same(format!("{what}: outputs"), got, &decoded[i].out[start * width..][..accepted * width])?;
+
+            let pending = start - world.folded[slot] as usize;
+            let (state, old) = (world.state_of(slot), &before[slot * p.state_len()..][..p.state_len()]);
+            let stored = same("", state, old).is_err();
+            if stored != slots::flushes(pending, flush_after) {
+                return Err(format!("{what}: stored = {stored} with {pending} pending"));
+            }
+            seen.stores += usize::from(stored);
+            seen.kept += usize::from(!stored && pending > 0);
+            seen.drafts += t - 1;
+            seen.rejections += t - accepted;
+            seen.longest_pending = seen.longest_pending.max(pending);
+            seen.wraps += usize::from(start % p.journal_rows + t > p.journal_rows);
+
+            world.advance(slot, accepted);
+            for position in world.folded[slot] as usize..world.committed[slot] as usize {
+                let want = streams[i].journal_row(&p, position);
+                same(format!("{what}: journal of {position}"), world.journal_row(slot, position), &want)?;
+            }
+        }
+        if world.faults.iter().any(|f| *f != 0) {
+            return Err(format!("round {round}: faults {:x?}", world.faults));
+        }
+    }
+
+    world.fold(&[6, 2, slots::PAD, 0, 5, 3]);
+    for (i, &slot) in slots.iter().enumerate() {
+        let tokens = world.committed[slot] as usize;
+        let want = decode(&p, &streams[i].part(&p, 0..tokens)).state;
+        same(format!("state of sequence {i} after {tokens} tokens"), world.state_of(slot), &want)?;
+    }
+    for free in [1, 4] {
+        if !world.state_of(free).iter().all(|x| x.is_nan()) {
+            return Err(format!("free slot {free} was written"));
+        }
+    }
+    let hollow = seen.drafts == 0
+        || seen.rejections == 0
+        || seen.stores == 0
+        || seen.wraps == 0
+        || (flush_after > 0 && seen.kept == 0)
+        || seen.longest_pending != flush_after + p.max_rows;
+    if hollow { Err(format!("the run was hollow: {seen:?}")) } else { Ok(()) }
+}
+
+#[test]
+fn any_rounds_equal_decoding_at_every_flush_policy() {
+    undisturbed(|| {
+        for flush_after in 0..=6 {
+            rounds::<f32>(flush_after, 100 + flush_after as u64).unwrap();
+            rounds::<bf16>(flush_after, 200 + flush_after as u64).unwrap();
+        }
+        rounds::<f16>(2, 300).unwrap();
+    });
+}
+
+/// Prefill in random chunks, decode and verification in turn, all against plain decoding.
+pub(crate) fn chunks<A: Activation>(seed: u64) -> Result<(), String> {
+    let p = flushing(SMALL, 2);
+    let mut rng = Rng::new(seed);
+    let tokens = 230;
+    let stream = Stream::<A>::random(&p, tokens, &mut rng);
+    let decoded = decode(&p, &stream);
+    let width = p.v_heads * p.v_dim;
+    let mut world = World::<A>::new(p);
+    let slot = 6;
+    let mut at = 0;
+    while at < tokens {
+        // Every third step is a verification, so that prefills find something pending.
+        let verifies = rng.below(3) == 0;
+        let t = (1 + rng.below(if verifies { p.max_rows } else { 90 })).min(tokens - at);
+        let launch = Launch::one(&p, slot, at, stream.part(&p, at..at + t));
+        let out = if verifies { world.verify(&launch) } else { world.prefill(&launch) };
+        same(format!("{t} rows from {at}"), &out, &decoded.out[at * width..][..t * width])?;
+        if verifies {
+            world.advance(slot, t);
+        } else {
+            world.advance_prefilled(slot, t);
+        }
+        at += t;
+    }
+    world.fold(&[slot as i32]);
+    same("state", world.state_of(slot), &decoded.state)?;
+    same("faults", &world.faults, &vec![0; p.slots + 1])
+}
+
+#[test]
+fn prefill_in_any_chunks_equals_decoding() {
+    undisturbed(|| {
+        for seed in 0..6 {
+            chunks::<f32>(seed).unwrap();
+            chunks::<bf16>(seed).unwrap();
+        }
+    });
+}
+
+#[test]
+fn several_prefills_of_a_launch_equal_those_alone() {
+    undisturbed(|| {
+        let p = flushing(SMALL, 2);
+        let mut rng = Rng::new(7);
+        let lengths = [70, 1, 9];
+        let streams = lengths.map(|n| Stream::<bf16>::random(&p, n, &mut rng));
+        let mut world = World::new(p);
+        let mut launch = Launch::new();
+        for (slot, stream) in [6, 0, 3].into_iter().zip(&streams) {
+            launch.push(&p, slot, 0, stream);
+            launch.push_padding(&p, 2);
+        }
+        let width = p.v_heads * p.v_dim;
+        let out = world.prefill(&launch);
+        let mut first = 0;
+        for ((slot, stream), n) in [6, 0, 3].into_iter().zip(&streams).zip(lengths) {
+            let alone = decode(&p, stream);
+            same(slot, &out[first * width..][..n * width], &alone.out).unwrap();
+            same(slot, world.state_of(slot), &alone.state).unwrap();
+            first += n + 2;
+        }
+    });
+}

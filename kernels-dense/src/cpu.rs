@@ -1,10 +1,13 @@
 //! The reference: fp32 in the order of the equations, rounded where the contract says so.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod dots;
 mod linear;
 mod moe;
 mod norm;
 mod scratch;
+mod wide;
 
 use crate::{
     AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, GatedNorm,
@@ -113,15 +116,16 @@ fn tree<const LANES: usize>(mut lanes: [f32; LANES]) -> f32 {
         }
         half /= 2;
     }
-    settle(lanes[0])
+    lanes[0]
 }
 
-/// The rows of `x` in fp32, packed.
-fn widen<A: Activation>(x: &Tensor<'_, Cpu, A, 2>, wide: &mut [f32]) {
-    for row in 0..x.dims[0] {
-        let wide = &mut wide[row * x.dims[1]..][..x.dims[1]];
-        for (wide, x) in wide.iter_mut().zip(x.row(&[row])) {
-            *wide = x.to_f32();
+wide::wide! {
+    /// The rows of `x` in fp32, packed.
+    fn widen[A: Activation](x: &Tensor<'_, Cpu, A, 2>, to: &mut [f32]) {
+        for (row, to) in to.chunks_exact_mut(x.dims[1]).enumerate() {
+            for (to, x) in to.iter_mut().zip(x.row(&[row])) {
+                *to = x.to_f32();
+            }
         }
     }
 }

@@ -66,11 +66,12 @@ pub struct LinearArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
 ///     LinearProblem { rows: 1, k: 2, n: 2, epilogue: Epilogue::AddTo },
 ///     &DeviceInfo::cpu(),
 /// )?;
-/// let (x, weight, mut out) = ([1.0f32, 2.0], [3.0f32, 4.0, 5.0, 6.0], [100.0f32, 200.0]);
+/// let (x, weight) = (vec![1.0f32, 2.0], vec![3.0f32, 4.0, 5.0, 6.0]);
+/// let mut out = vec![100.0f32, 200.0];
 /// op.run::<Cpu, f32, f32>(&(), LinearArgs {
-///     out: TensorMut::new(&mut out, [1, 2]),
-///     x: Tensor::new(&x, [1, 2]),
-///     weight: Tensor::new(&weight, [2, 2]),
+///     out: TensorMut::of(&mut out, [1, 2]),
+///     x: Tensor::of(&x, [1, 2]),
+///     weight: Tensor::of(&weight, [2, 2]),
 /// })?;
 /// assert_eq!(out, [111.0, 217.0]);
 /// # Ok::<(), kernels_core::Error>(())

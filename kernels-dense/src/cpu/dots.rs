@@ -1,24 +1,20 @@
 //! The one sum of products behind every linear layer.
 //!
 //! Element k of a row goes to lane k mod [`LANES`], by a fused multiply-add, k ascending; then the lanes
-//! are added by [`tree`]. Nothing else: rows and outputs are tiled so that weights are widened once for
+//! are added by [`tree`]. Nothing else: rows and outputs are tiled so that weights are read once for
 //! several rows and sums stay in registers, but no tile and no thread ever splits a sum.
 
-use super::{scratch, tree};
-use kernels_core::{Activation, Cpu, Tensor, fault, ref_math::vectorised};
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
+use super::{settle, tree};
+use kernels_core::{Activation, Cpu, Tensor, fault};
 use rayon::prelude::*;
 
 /// Partial sums of a row: one vector of eight, so that a tile of rows and outputs fits the registers.
-const LANES: usize = 8;
+pub(super) const LANES: usize = 8;
 
-/// Below this many multiply-adds waking another thread costs more than it saves.
-const PARALLEL: usize = 1 << 17;
-
-/// Rows of a tile.
-const TILE_ROWS: usize = 4;
-
-/// Outputs whose weights are widened once for all tiles of rows.
-const WIDENED: usize = 24;
+/// Below this many multiply-adds (some 40 µs of one core) waking another thread costs more than it saves.
+const PARALLEL: usize = 1 << 20;
 
 /// `sums[n, rows]` (a column of it is a row of the result) `= weight[n, k] x[rows, k]`.
 pub(super) fn dots<W: Activation>(sums: &mut [f32], x: &[f32], rows: usize, weight: &Tensor<'_, Cpu, W, 2>) {
@@ -45,109 +41,41 @@ fn block<W: Activation>(
     weight: &Tensor<'_, Cpu, W, 2>,
     first: usize,
 ) {
+    let planted = fault::active("dense.contract_one") || fault::active("dense.order_by_rows");
+    #[cfg(target_arch = "x86_64")]
+    if !planted && avx2::block(sums, x, rows, weight, first) {
+        return;
+    }
     let k = weight.dims[1];
-    if rows <= TILE_ROWS {
-        return vectorised(|| tiles(sums, x, rows, 0, rows, |j| weight.row(&[first + j])));
-    }
-    scratch::with([WIDENED * k], |[wide]| {
-        for (group, sums) in sums.chunks_mut(WIDENED * rows).enumerate() {
-            for j in 0..sums.len() / rows {
-                let weight = weight.row(&[first + group * WIDENED + j]);
-                vectorised(|| {
-                    for (wide, w) in wide[j * k..][..k].iter_mut().zip(weight) {
-                        *wide = w.to_f32();
-                    }
-                });
-            }
-            for row in (0..rows).step_by(TILE_ROWS) {
-                let count = TILE_ROWS.min(rows - row);
-                vectorised(|| tiles(sums, x, rows, row, count, |j| &wide[j * k..][..k]));
-            }
-        }
-    });
-}
-
-/// `count` rows from `row` on, for all outputs of `sums`.
-#[inline(always)]
-fn tiles<'w, W: Activation>(
-    sums: &mut [f32],
-    x: &[f32],
-    rows: usize,
-    row: usize,
-    count: usize,
-    weight: impl Fn(usize) -> &'w [W],
-) {
-    // Twelve accumulators or eight of the sixteen vector registers; at least eight hide the latency.
-    match count {
-        1 => tiles_of::<W, 1, 8>(sums, x, rows, row, weight),
-        2 => tiles_of::<W, 2, 4>(sums, x, rows, row, weight),
-        3 => tiles_of::<W, 3, 4>(sums, x, rows, row, weight),
-        _ => tiles_of::<W, TILE_ROWS, 3>(sums, x, rows, row, weight),
-    }
-}
-
-#[inline(always)]
-fn tiles_of<'w, W: Activation, const R: usize, const N: usize>(
-    sums: &mut [f32],
-    x: &[f32],
-    rows: usize,
-    row: usize,
-    weight: impl Fn(usize) -> &'w [W],
-) {
-    let n = sums.len() / rows;
-    let k = x.len() / rows;
-    let x: [&[f32]; R] = std::array::from_fn(|r| &x[(row + r) * k..][..k]);
-    let mut j = 0;
-    while j < n {
-        if j + N <= n {
-            let tile = tile::<W, R, N>(x, std::array::from_fn(|i| weight(j + i)), rows);
-            for i in 0..N {
-                sums[(j + i) * rows + row..][..R].copy_from_slice(&tile[i]);
-            }
-            j += N;
-        } else {
-            let tile = tile::<W, R, 1>(x, [weight(j)], rows);
-            sums[j * rows + row..][..R].copy_from_slice(&tile[0]);
-            j += 1;
+    for (j, sums) in sums.chunks_exact_mut(rows).enumerate() {
+        for (row, sum) in sums.iter_mut().enumerate() {
+            let (x, w) = (&x[row * k..][..k], weight.row(&[first + j]));
+            *sum = if planted { wrong_dot(x, w, rows) } else { dot(x, w) };
         }
     }
 }
 
-/// `R` rows times `N` outputs: `[N][R]`.
-#[inline(always)]
-fn tile<W: Activation, const R: usize, const N: usize>(
-    x: [&[f32]; R],
-    w: [&[W]; N],
-    rows: usize,
-) -> [[f32; R]; N] {
-    let k = x[0].len();
-    let x = x.map(|x| x[..k].as_chunks::<LANES>());
-    let w = w.map(|w| w[..k].as_chunks::<LANES>());
-    let mut sums = [[[0.0f32; LANES]; R]; N];
-    for step in 0..k / LANES {
-        let before = sums[0][0][0];
-        for i in 0..N {
-            let w: [f32; LANES] = std::array::from_fn(|lane| w[i].0[step][lane].to_f32());
-            for r in 0..R {
-                let x = &x[r].0[step];
-                for lane in 0..LANES {
-                    sums[i][r][lane] = x[lane].mul_add(w[lane], sums[i][r][lane]);
-                }
-            }
-        }
-        if step == 1 && fault::active("dense.contract_one") {
-            // What a compiler left to itself might do: here the product is rounded before it is added.
-            sums[0][0][0] = before + x[0].0[1][0] * w[0].0[1][0].to_f32();
+/// The definition.
+fn dot<W: Activation>(x: &[f32], w: &[W]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (x, w) in x.chunks(LANES).zip(w.chunks(LANES)) {
+        for ((lane, x), w) in lanes.iter_mut().zip(x).zip(w) {
+            *lane = x.mul_add(w.to_f32(), *lane);
         }
     }
-    for i in 0..N {
-        for r in 0..R {
-            for (lane, (x, w)) in x[r].1.iter().zip(w[i].1).enumerate() {
-                sums[i][r][lane] = x.mul_add(w.to_f32(), sums[i][r][lane]);
-            }
-        }
-    }
+    settle(tree(lanes))
+}
+
+/// Two ways to lose the contract, for the bite checks.
+fn wrong_dot<W: Activation>(x: &[f32], w: &[W], rows: usize) -> f32 {
     let by_rows = rows > 1 && fault::active("dense.order_by_rows");
-    let add = |lanes: [f32; LANES]| if by_rows { lanes.iter().sum() } else { tree(lanes) };
-    sums.map(|sums| sums.map(add))
+    let contract = fault::active("dense.contract_one");
+    let lanes_in_use = if by_rows { LANES / 2 } else { LANES };
+    let mut lanes = [0.0f32; LANES];
+    for (i, (x, w)) in x.iter().zip(w).enumerate() {
+        let (lane, w) = (&mut lanes[i % lanes_in_use], w.to_f32());
+        // One product of the row is rounded before it is added, as a compiler left to itself might do.
+        *lane = if contract && i == LANES { x * w + *lane } else { x.mul_add(w, *lane) };
+    }
+    settle(tree(lanes))
 }

@@ -1,15 +1,11 @@
 //! Linear layers, the head, and the gated activation.
 
-use super::{dots::dots, round, rounded, scratch, widen};
+use super::{dots::dots, round, rounded, scratch, wide::wide, widen};
 use crate::{Epilogue, HeadArgs, HeadProblem, LinearArgs, LinearProblem, SiluMulArgs, SiluMulProblem};
-use kernels_core::{
-    Activation, Cpu,
-    argmax::argmax,
-    ref_math::{silu, vectorised},
-};
+use kernels_core::{Activation, Cpu, argmax::argmax, ref_math::silu};
 
 pub(super) fn linear<A: Activation, W: Activation>(problem: &LinearProblem, args: LinearArgs<'_, Cpu, A, W>) {
-    let LinearProblem { rows, k, n, epilogue } = *problem;
+    let LinearProblem { rows, k, epilogue, .. } = *problem;
     let LinearArgs { mut out, x, weight } = args;
     let outputs = problem.weight_rows();
     scratch::with([rows * k, outputs * rows, outputs], |[wide, sums, line]| {
@@ -17,27 +13,39 @@ pub(super) fn linear<A: Activation, W: Activation>(problem: &LinearProblem, args
         dots(sums, wide, rows, &weight);
         for row in 0..rows {
             let sums = result(sums, rows, row, line);
-            let out = out.row_mut(&[row]);
-            vectorised(|| match epilogue {
-                Epilogue::Store => {
-                    for j in 0..n {
-                        out[j] = round(sums[j]);
-                    }
-                }
-                Epilogue::AddTo => {
-                    for j in 0..n {
-                        out[j] = round(out[j].to_f32() + rounded::<A>(sums[j]));
-                    }
-                }
-                Epilogue::SiluMul => {
-                    let (gate, up) = sums.split_at(n);
-                    for j in 0..n {
-                        out[j] = round(silu(rounded::<A>(gate[j])) * rounded::<A>(up[j]));
-                    }
-                }
-            });
+            finish(out.row_mut(&[row]), sums, epilogue);
         }
     });
+}
+
+wide! {
+    /// What happens to a row of sums.
+    fn finish[A: Activation](out: &mut [A], sums: &[f32], epilogue: Epilogue) {
+        match epilogue {
+            Epilogue::Store => {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = round(*sum);
+                }
+            }
+            Epilogue::AddTo => {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = round(out.to_f32() + rounded::<A>(*sum));
+                }
+            }
+            Epilogue::SiluMul => {
+                let (gate, up) = sums.split_at(out.len());
+                for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+                    *out = round(silu(rounded::<A>(*gate)) * rounded::<A>(*up));
+                }
+            }
+        }
+    }
+
+    fn silu_mul_row[A: Activation](out: &mut [A], gate: &[A], up: &[A]) {
+        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+            *out = round(silu(gate.to_f32()) * up.to_f32());
+        }
+    }
 }
 
 pub(super) fn head<A: Activation, W: Activation>(problem: &HeadProblem, args: HeadArgs<'_, Cpu, A, W>) {
@@ -64,12 +72,7 @@ pub(super) fn head<A: Activation, W: Activation>(problem: &HeadProblem, args: He
 pub(super) fn silu_mul<A: Activation>(problem: &SiluMulProblem, args: SiluMulArgs<'_, Cpu, A>) {
     let SiluMulArgs { mut out, gate, up } = args;
     for row in 0..problem.rows {
-        let (out, gate, up) = (out.row_mut(&[row]), gate.row(&[row]), up.row(&[row]));
-        vectorised(|| {
-            for j in 0..problem.n {
-                out[j] = round(silu(gate[j].to_f32()) * up[j].to_f32());
-            }
-        });
+        silu_mul_row(out.row_mut(&[row]), gate.row(&[row]), up.row(&[row]));
     }
 }
 

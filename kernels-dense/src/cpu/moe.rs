@@ -1,12 +1,13 @@
 //! The mixture of experts: rows are grouped by expert to read each expert once, and each row adds its
 //! experts' outputs in the order of its own route.
 
-use super::{dots::dots, linear::result, round, rounded, scratch, tree, widen};
+use super::{dots::dots, linear::result, round, rounded, scratch, tree, wide::wide, widen};
 use crate::{MoeArgs, MoeProblem};
 use kernels_core::{
     Activation, Cpu, Tensor, fault,
-    ref_math::{exp, sigmoid, silu, vectorised},
+    ref_math::{exp, sigmoid, silu},
 };
+use std::marker::PhantomData;
 
 /// Partial sums of the softmax over the experts.
 const LANES: usize = 32;
@@ -51,22 +52,14 @@ pub(super) fn moe<A: Activation, W: Activation>(problem: &MoeProblem, args: MoeA
             let shared = &shared[row * hidden..][..hidden];
             let gate = sigmoid(shared_gate[row]);
             let order = order_of_sum(choices, &routes);
-            let out = out.row_mut(&[row]);
             // The gathered rows are not needed any more: their space holds the sum.
             let sum = &mut gathered[..hidden];
-            vectorised(|| {
-                sum.fill(0.0);
-                for &rank in &order {
-                    let (weight, y) = (choices[rank].weight, &routed[rank * hidden..][..hidden]);
-                    for i in 0..hidden {
-                        sum[i] = weight.mul_add(y[i], sum[i]);
-                    }
-                }
-                for i in 0..hidden {
-                    let sum = gate.mul_add(shared[i], sum[i]);
-                    out[i] = round(out[i].to_f32() + rounded::<A>(sum));
-                }
-            });
+            sum.fill(0.0);
+            for rank in order {
+                add_scaled(sum, choices[rank].weight, &routed[rank * hidden..][..hidden]);
+            }
+            add_scaled(sum, gate, shared);
+            add_rounded(out.row_mut(&[row]), sum);
         }
     });
 }
@@ -119,12 +112,12 @@ fn best(p: &[f32]) -> usize {
     best.0
 }
 
-/// exp(l - max) / sum; the sum takes element i in lane i mod [`LANES`], ascending, then [`tree`].
-fn softmax(p: &mut [f32], logits: &[f32]) {
-    let max = logits.iter().fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max });
-    vectorised(|| {
-        for i in 0..p.len() {
-            p[i] = exp(logits[i] - max);
+wide! {
+    /// exp(l - max) / sum; the sum takes element i in lane i mod [`LANES`], ascending, then [`tree`].
+    fn softmax[](p: &mut [f32], logits: &[f32]) {
+        let max = logits.iter().fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max });
+        for (p, l) in p.iter_mut().zip(logits) {
+            *p = exp(l - max);
         }
         let mut lanes = [0.0f32; LANES];
         for p in p.chunks(LANES) {
@@ -136,7 +129,27 @@ fn softmax(p: &mut [f32], logits: &[f32]) {
         for p in p.iter_mut() {
             *p /= total;
         }
-    });
+    }
+
+    fn add_scaled[](sum: &mut [f32], weight: f32, y: &[f32]) {
+        for (sum, y) in sum.iter_mut().zip(y) {
+            *sum = weight.mul_add(*y, *sum);
+        }
+    }
+
+    fn add_rounded[A: Activation](out: &mut [A], sum: &[f32]) {
+        for (out, sum) in out.iter_mut().zip(sum) {
+            *out = round(out.to_f32() + rounded::<A>(*sum));
+        }
+    }
+
+    /// The values of `out = A(silu(A(gate)) * A(up))`, in fp32 for the next layer.
+    fn activate[A: Activation](act: &mut [f32], gate: &[f32], up: &[f32], to: PhantomData<A>) {
+        let _ = to;
+        for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
+            *act = rounded::<A>(silu(rounded::<A>(*gate)) * rounded::<A>(*up));
+        }
+    }
 }
 
 /// The ranks of a row in the order in which their outputs are added.
@@ -164,18 +177,13 @@ fn feed_forward<A: Activation, W: Activation>(
         dots(sums, x, rows, gate_up);
         for row in 0..rows {
             let (gate, up) = result(sums, rows, row, &mut line[..2 * inner]).split_at(inner);
-            let act = &mut act[row * inner..][..inner];
-            vectorised(|| {
-                for i in 0..inner {
-                    act[i] = rounded::<A>(silu(rounded::<A>(gate[i])) * rounded::<A>(up[i]));
-                }
-            });
+            activate(&mut act[row * inner..][..inner], gate, up, PhantomData::<A>);
         }
         dots(outputs, act, rows, down);
         for row in 0..rows {
             let sums = result(outputs, rows, row, &mut line[..hidden]);
-            for i in 0..hidden {
-                y[i] = rounded::<A>(sums[i]);
+            for (y, sum) in y.iter_mut().zip(sums) {
+                *y = rounded::<A>(*sum);
             }
             each(row, y);
         }

@@ -18,7 +18,7 @@ operation! {
     /// not proposed for this very round is never fed. Sequences that are not running, have a fault, are
     /// still in their prompt or have no page left get no rows. Counters that contradict each other are a
     /// fault of the slot.
-    TargetInputs, "spec::target_inputs", Problem, TargetInputsArgs, target_inputs
+    TargetInputs, "spec::target_inputs", Problem, TargetInputsArgs, target_inputs, also: check_room
 }
 
 /// Operands of [`TargetInputs`].
@@ -39,10 +39,6 @@ pub struct TargetInputsArgs<'a, B: Backend> {
 impl TargetInputs {
     fn check<B: Backend>(&self, args: &TargetInputsArgs<'_, B>) -> Result<()> {
         let p = &self.problem;
-        if p.rows / p.max_rows < p.sequences {
-            let want = format!("must be at least sequences x max_rows = {} x {}", p.sequences, p.max_rows);
-            return Err(Error::invalid(Self::NAME, "rows", p.rows, want));
-        }
         check_inputs(Self::NAME, p, &args.rows, &args.ids, &args.slots, &args.sequences)?;
         args.drafts.check(Self::NAME, "drafts", [p.sequences])
     }
@@ -113,8 +109,6 @@ impl LastRows {
 pub struct DraftProblem {
     /// The bounds of the draft's launch.
     pub base: Problem,
-    /// Rows of the target's forward pass that the hidden rows come from.
-    pub forward_rows: usize,
     /// Hidden rows a slot keeps from earlier passes (see [`KeepHidden`](crate::KeepHidden)).
     pub ring_rows: usize,
 }
@@ -122,7 +116,6 @@ pub struct DraftProblem {
 impl DraftProblem {
     fn check(&self, op: &'static str) -> Result<()> {
         self.base.check(op)?;
-        at_least_one(op, "forward_rows", self.forward_rows)?;
         at_least_one(op, "ring_rows", self.ring_rows)
     }
 }
@@ -177,7 +170,7 @@ operation! {
     ///
     /// It rewrites the list of that pass ([`DraftInputs`] or the link before) in place. The new list has
     /// one row per sequence, so `rows` must equal `sequences`; `max_rows` is not looked at.
-    ChainInputs, "spec::chain_inputs", Problem, ChainInputsArgs, chain_inputs
+    ChainInputs, "spec::chain_inputs", Problem, ChainInputsArgs, chain_inputs, also: check_one_row
 }
 
 /// Operands of [`ChainInputs`].
@@ -196,10 +189,6 @@ pub struct ChainInputsArgs<'a, B: Backend> {
 impl ChainInputs {
     fn check<B: Backend>(&self, args: &ChainInputsArgs<'_, B>) -> Result<()> {
         let p = &self.problem;
-        if p.rows != p.sequences {
-            let want = format!("a chain has one row per sequence, {}", p.sequences);
-            return Err(Error::invalid(Self::NAME, "rows", p.rows, want));
-        }
         check_inputs(Self::NAME, p, &args.rows, &args.ids, &args.slots, &args.sequences)
     }
 }
@@ -216,4 +205,21 @@ fn check_inputs<B: Backend>(
     ids.check(op, "ids", [p.rows])?;
     slots.check(op, p.slots, p.positions)?;
     sequences.check(op, "sequences", [p.sequences])
+}
+
+/// Every sequence gets all rows it may have: nobody waits for the rows of others.
+fn check_room(op: &'static str, p: &Problem) -> Result<()> {
+    if p.rows / p.max_rows >= p.sequences {
+        return Ok(());
+    }
+    let want = format!("must be at least sequences x max_rows = {} x {}", p.sequences, p.max_rows);
+    Err(Error::invalid(op, "rows", p.rows, want))
+}
+
+fn check_one_row(op: &'static str, p: &Problem) -> Result<()> {
+    if p.rows == p.sequences {
+        return Ok(());
+    }
+    let want = format!("a chain has one row per sequence, {}", p.sequences);
+    Err(Error::invalid(op, "rows", p.rows, want))
 }

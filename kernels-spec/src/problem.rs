@@ -56,6 +56,7 @@ macro_rules! operation {
     (
         $(#[$doc:meta])*
         $op:ident, $name:literal, $problem:ty, $args:ident $(<$activation:ident>)?, $method:ident
+        $(, also: $also:ident)?
     ) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +71,7 @@ macro_rules! operation {
             pub fn plan(problem: $problem, device: &kernels_core::DeviceInfo) -> kernels_core::Result<Self> {
                 crate::problem::check_device(Self::NAME, device)?;
                 problem.check(Self::NAME)?;
+                $($also(Self::NAME, &problem)?;)?
                 Ok(Self { problem })
             }
 

@@ -1,1 +1,190 @@
-//! x
+//! Bad sizes, shapes and numbers are refused by name and value, before anything runs.
+
+use crate::sim::{Sim, cpu, rows};
+use kernels_core::{Cpu, DeviceInfo, Tensor, TensorMut};
+use kernels_spec::*;
+
+fn text<T>(result: kernels_core::Result<T>) -> String {
+    result.err().map_or("accepted".into(), |e| e.to_string())
+}
+
+const BASE: Problem = Problem { sequences: 2, rows: 8, max_rows: 4, slots: 3, positions: 16 };
+
+#[test]
+fn plans_refuse_sizes_that_make_no_sense() {
+    let device = cpu();
+    for (change, want) in [
+        (Problem { sequences: 0, ..BASE }, "spec::accept: sequences is 0; must be at least 1"),
+        (Problem { rows: 0, ..BASE }, "spec::accept: rows is 0; must be at least 1"),
+        (Problem { max_rows: 0, ..BASE }, "spec::accept: max_rows is 0; must be at least 1"),
+        (Problem { slots: 0, ..BASE }, "spec::accept: slots is 0; must be at least 1"),
+        (Problem { positions: 0, ..BASE }, "spec::accept: positions is 0; must be at least 1"),
+        (Problem { slots: 1 << 23, ..BASE }, "spec::accept: slots is 8388608; must be at most 8388607"),
+        (
+            Problem { positions: 1 << 31, ..BASE },
+            "spec::accept: positions is 2147483648; must be at most 2147483647",
+        ),
+    ] {
+        assert_eq!(text(Accept::plan(change, &device)), want);
+    }
+    assert_eq!(
+        text(TargetInputs::plan(Problem { rows: 7, ..BASE }, &device)),
+        "spec::target_inputs: rows is 7; must be at least sequences x max_rows = 2 x 4"
+    );
+    assert_eq!(
+        text(ChainInputs::plan(BASE, &device)),
+        "spec::chain_inputs: rows is 8; a chain has one row per sequence, 2"
+    );
+    assert_eq!(
+        text(DraftInputs::plan(DraftProblem { base: BASE, ring_rows: 0 }, &device)),
+        "spec::draft_inputs: ring_rows is 0; must be at least 1"
+    );
+    let sample =
+        SampleProblem { sequences: 2, rows: 8, vocab: 10, valid: 10, slots: 3, positions: 16, max_bias: 0 };
+    for (change, want) in [
+        (SampleProblem { vocab: 0, ..sample }, "spec::sample: vocab is 0; must be at least 1"),
+        (SampleProblem { valid: 0, ..sample }, "spec::sample: valid is 0; must be at least 1"),
+        (SampleProblem { valid: 11, ..sample }, "spec::sample: valid is 11; must be at most 10"),
+    ] {
+        assert_eq!(text(Sample::plan(change, &device)), want);
+    }
+    assert_eq!(
+        text(Rejection::plan(RejectionProblem { base: sample, ring_rows: 0 }, &device)),
+        "spec::rejection: ring_rows is 0; must be at least 1"
+    );
+    assert_eq!(
+        text(Argmax::plan(ArgmaxProblem { rows: 1, vocab: 4, valid: 5 }, &device)),
+        "spec::argmax: valid is 5; must be at most 4"
+    );
+    let hidden = HiddenProblem { sequences: 1, rows: 1, forward_rows: 1, width: 0, slots: 1, ring_rows: 1 };
+    assert_eq!(text(Carry::plan(hidden, &device)), "spec::carry: width is 0; must be at least 1");
+}
+
+#[test]
+fn plans_for_a_gpu_say_that_there_is_no_kernel() {
+    for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
+        assert!(text(Accept::plan(BASE, &device)).starts_with("spec::accept: built without CUDA kernels"));
+    }
+}
+
+#[test]
+fn a_plan_gives_its_problem_back() {
+    assert_eq!(*Emit::plan(BASE, &cpu()).unwrap().problem(), BASE);
+}
+
+#[test]
+fn arguments_are_refused_by_name() {
+    let mut sim = Sim::new(3, 16, 4);
+    let list = rows(&[0, 1], &[0, 0], &[0, 1, 2]);
+    let choice = [0; 8];
+    let mut accepted = [0; 2];
+    let op = Accept::plan(BASE, &cpu()).unwrap();
+    let mut try_with = |change: &dyn Fn(&mut AcceptArgs<'_, Cpu>)| {
+        let mut args = AcceptArgs {
+            accepted: TensorMut::new(&mut accepted[..], [2]),
+            slots: sim.table.lend(),
+            choice: Tensor::new(&choice[..], [8]),
+            rows: list.lend(),
+        };
+        change(&mut args);
+        text(op.run::<Cpu>(&(), args))
+    };
+    assert_eq!(try_with(&|_| {}), "accepted");
+    for (change, want) in [
+        (
+            (|a| a.accepted.dims = [3]) as fn(&mut AcceptArgs<'_, Cpu>),
+            "spec::accept: `accepted` has shape [3], expected [2]",
+        ),
+        (|a| a.choice.dims = [7], "spec::accept: `choice` has shape [7], expected [8]"),
+        (
+            |a| a.choice.data = &a.choice.data[..7],
+            "spec::accept: `choice` needs 8 elements, its buffer holds 7",
+        ),
+        (|a| a.rows.start.dims = [1], "spec::accept: `rows.start` has shape [1], expected [2]"),
+        (|a| a.rows.row_offsets.dims = [2], "spec::accept: `rows.row_offsets` has shape [2], expected [3]"),
+        (
+            |a| a.slots.tokens.dims = [3, 15],
+            "spec::accept: `slots.tokens` has shape [3, 15], expected [3, 16]",
+        ),
+        (
+            |a| a.slots.tokens.strides = [8, 1],
+            "spec::accept: `slots.tokens` has strides [8, 1]; an outer stride must span the inner axes, or rows overlap",
+        ),
+        (|a| a.slots.committed.dims = [2], "spec::accept: `slots.committed` has shape [2], expected [3]"),
+        (|a| a.slots.faults.dims = [3], "spec::accept: `slots.faults` has shape [3], expected [4]"),
+    ] {
+        assert_eq!(try_with(&change), want);
+    }
+}
+
+#[test]
+fn sampling_shapes_are_refused_by_name() {
+    let mut sim = Sim::new(2, 8, 1);
+    let list = rows(&[0], &[0], &[0, 1]);
+    let problem = sim.sample_problem(1, 1, 4);
+    let wrong = SampleProblem { max_bias: 3, ..problem };
+    assert_eq!(
+        text(sim.try_sample(&list, &[0.0; 4], wrong)),
+        "spec::sample: `sampling.bias_ids` has shape [2, 2], expected [2, 3]"
+    );
+    assert_eq!(
+        text(sim.try_sample(&list, &[0.0; 3], problem)),
+        "spec::sample: `logits` needs 4 elements, its buffer holds 3"
+    );
+}
+
+#[test]
+fn sampling_parameters_are_refused_by_name_and_value() {
+    let base = SamplingParams::default;
+    for (params, want) in [
+        (SamplingParams { temperature: -0.5, ..base() }, "temperature is -0.5; must be between 0 and 100"),
+        (SamplingParams { temperature: f32::NAN, ..base() }, "temperature is NaN; must be between 0 and 100"),
+        (SamplingParams { top_p: 1.5, ..base() }, "top_p is 1.5; must be between 0 and 1"),
+        (SamplingParams { min_p: -1.0, ..base() }, "min_p is -1; must be between 0 and 1"),
+        (SamplingParams { top_k: u32::MAX, ..base() }, "top_k is 4294967295; must fit 31 bits; 0 is off"),
+        (
+            SamplingParams { repetition_penalty: 0.0, ..base() },
+            "repetition_penalty is 0; must be positive; 1 is off",
+        ),
+        (
+            SamplingParams { presence_penalty: f32::INFINITY, ..base() },
+            "presence_penalty is inf; must be between -100 and 100",
+        ),
+        (
+            SamplingParams { frequency_penalty: 101.0, ..base() },
+            "frequency_penalty is 101; must be between -100 and 100",
+        ),
+        (SamplingParams { bias: vec![(50, 0.0)], ..base() }, "bias id is 50; the vocabulary has 50 ids"),
+        (
+            SamplingParams { bias: vec![(1, f32::NAN)], ..base() },
+            "bias is NaN; must be a number or minus infinity",
+        ),
+        (
+            SamplingParams { bias: vec![(1, 0.0); 3], ..base() },
+            "bias entries is 3; this engine was planned for 2 at most",
+        ),
+    ] {
+        assert_eq!(text(params.check(50, 2)), format!("spec::sampling: {want}"));
+    }
+    assert!(base().check(50, 0).is_ok());
+    let mut table = SamplingTable::<Cpu>::new(&(), 2, 2).unwrap();
+    assert_eq!(text(table.set(&(), 2, &base(), 50)), "spec::sampling: slot is 2; there are 2 slots");
+}
+
+#[test]
+fn admission_refuses_what_cannot_be() {
+    let mut table = SlotTable::<Cpu>::new(&(), 2, 16).unwrap();
+    for (slot, prompt, limit, length_limit, want) in [
+        (2, 3, 16, 16, "spec::admit: slot is 2; there are 2 slots"),
+        (0, 3, 17, 16, "spec::admit: limit is 17; a slot has 16 positions"),
+        (0, 3, 16, 17, "spec::admit: length_limit is 17; a slot has 16 positions"),
+        (0, 0, 16, 16, "spec::admit: prompt length is 0; 1 to 15 tokens leave room for an answer"),
+        (0, 16, 16, 16, "spec::admit: prompt length is 16; 1 to 15 tokens leave room for an answer"),
+        (0, 1, 16, 1, "spec::admit: prompt length is 1; 1 to 0 tokens leave room for an answer"),
+    ] {
+        assert_eq!(text(table.admit(&(), slot, &vec![1; prompt], limit, length_limit)), want);
+        assert!(table.state.iter().all(|s| *s == State::Empty as i32), "refused, and yet it runs");
+    }
+    let want = "spec::set_state: slot is 9; there are 2 slots";
+    assert_eq!(text(table.set_state(&(), 9, State::Aborted)), want);
+}

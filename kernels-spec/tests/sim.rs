@@ -115,7 +115,7 @@ impl Sim {
     ) -> Inputs {
         let n = list.len();
         let base = Problem { max_rows: capacity, ..self.problem(n, capacity) };
-        let problem = DraftProblem { base, forward_rows: capacity, ring_rows };
+        let problem = DraftProblem { base, ring_rows };
         let op = DraftInputs::plan(problem, &cpu()).unwrap();
         let mut made = Inputs { rows: RowTable::new(&(), n).unwrap(), ids: vec![77; capacity] };
         op.run::<Cpu>(

@@ -161,9 +161,47 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// An engine option that cannot work.
+    #[error("engine option `{name}` is {got}; {remedy}")]
+    Limit {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        got: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A request that can never be served.
+    #[error("request: `{name}` is {got}; {remedy}")]
+    Request {
+        /// The part of the request.
+        name: &'static str,
+        /// Its value.
+        got: String,
+        /// What to do.
+        remedy: String,
+    },
     /// A kernel refused its arguments or failed.
     #[error(transparent)]
     Kernel(#[from] kernels_core::Error),
+}
+
+impl Error {
+    pub(crate) fn limit(
+        name: &'static str,
+        got: impl std::fmt::Display,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Error::Limit { name, got: got.to_string(), remedy: remedy.into() }
+    }
+
+    pub(crate) fn request(
+        name: &'static str,
+        got: impl std::fmt::Display,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Error::Request { name, got: got.to_string(), remedy: remedy.into() }
+    }
 }
 
 /// `Result` with the engine's error.

@@ -1,7 +1,21 @@
-//! The lockstep engine.
+//! The lockstep engine: decodes Qwen3.5 checkpoints with their MTP head, and never another token than
+//! plain decoding would emit.
+//!
+//! [`Engine`] is the loop; everything it computes is an operation of one of the kernel crates, so the same
+//! code runs on every backend that has them.
 
+pub mod cache;
 pub mod config;
+pub mod draft;
+mod engine;
 mod error;
+pub mod model;
+pub mod request;
+pub mod round;
+pub mod stats;
+pub mod text;
 pub mod weights;
 
+pub use engine::{Engine, Options};
 pub use error::{Error, Result};
+pub use request::{End, Event, Finish, Request, RequestId, Sampling};

@@ -23,7 +23,8 @@ pub trait Backend: Sized + Debug + 'static {
     /// A buffer with a copy of `data`.
     fn upload<T: Element>(on: &Self::Queue, data: &[T]) -> Result<Self::Memory<T>>;
     /// Overwrites the elements of `memory` from `at` on with `data`, ordered on the queue.
-    fn write<T: Element>(on: &Self::Queue, memory: &mut Self::Memory<T>, at: usize, data: &[T]) -> Result<()>;
+    fn write<T: Element>(on: &Self::Queue, memory: &mut Self::Memory<T>, at: usize, data: &[T])
+    -> Result<()>;
     /// A copy of the elements `range` of `memory`; waits for the queue.
     fn read<T: Element>(on: &Self::Queue, memory: &Self::Memory<T>, range: Range<usize>) -> Result<Vec<T>>;
     /// The number of elements of `memory`.
@@ -35,6 +36,9 @@ pub trait Backend: Sized + Debug + 'static {
 
     /// A part of a view; `range` must lie inside it.
     fn slice<'a, T: Element>(view: &Self::View<'a, T>, range: Range<usize>) -> Self::View<'a, T>;
+    /// The same view for a shorter time. (Generic code cannot shorten lifetimes by itself: for all it knows
+    /// a backend's view could be one that must not be.)
+    fn shorten<'b, 'a: 'b, T: Element>(view: Self::View<'a, T>) -> Self::View<'b, T>;
     /// Lends a part of an exclusive view, for as long as the view is borrowed.
     fn slice_mut<'b, T: Element>(
         view: &'b mut Self::ViewMut<'_, T>,
@@ -95,6 +99,9 @@ impl Backend for Cpu {
     }
     fn slice<'a: 'a, T: Element>(view: &&'a [T], range: Range<usize>) -> &'a [T] {
         &view[range]
+    }
+    fn shorten<'b, 'a: 'b, T: Element>(view: &'a [T]) -> &'b [T] {
+        view
     }
     fn slice_mut<'b, T: Element>(view: &'b mut &mut [T], range: Range<usize>) -> &'b mut [T] {
         &mut view[range]

@@ -44,8 +44,11 @@ impl Backend for Cuda {
     fn view_mut<T: Element>(memory: &mut CudaSlice<T>) -> CudaViewMut<'_, T> {
         memory.as_view_mut()
     }
-    fn slice<'a, T: Element>(view: &CudaView<'a, T>, range: Range<usize>) -> CudaView<'a, T> {
+    fn slice<'a: 'a, T: Element>(view: &CudaView<'a, T>, range: Range<usize>) -> CudaView<'a, T> {
         view.slice(range)
+    }
+    fn shorten<'b, 'a: 'b, T: Element>(view: CudaView<'a, T>) -> CudaView<'b, T> {
+        view
     }
     fn slice_mut<'b, T: Element>(
         view: &'b mut CudaViewMut<'_, T>,

@@ -27,11 +27,7 @@ pub struct Rows<'a, B: Backend> {
 
 impl<B: Backend> Clone for Rows<'_, B> {
     fn clone(&self) -> Self {
-        Self {
-            slots: self.slots.clone(),
-            start: self.start.clone(),
-            row_offsets: self.row_offsets.clone(),
-        }
+        Self { slots: self.slots.clone(), start: self.start.clone(), row_offsets: self.row_offsets.clone() }
     }
 }
 
@@ -49,6 +45,15 @@ pub struct Sequence {
 }
 
 impl<B: Backend> Rows<'_, B> {
+    /// Lends the list again, for a shorter time.
+    pub fn reborrow(&self) -> Rows<'_, B> {
+        Rows {
+            slots: self.slots.reborrow(),
+            start: self.start.reborrow(),
+            row_offsets: self.row_offsets.reborrow(),
+        }
+    }
+
     /// Checks the three shapes.
     pub fn check(&self, op: &'static str, sequences: usize) -> Result<()> {
         self.slots.check(op, "rows.slots", [sequences])?;

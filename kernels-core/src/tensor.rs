@@ -116,6 +116,13 @@ impl<'a, B: Backend, T: Element, const R: usize> Tensor<'a, B, T, R> {
     pub fn of(memory: &'a B::Memory<T>, dims: [usize; R]) -> Self {
         Self::new(B::view(memory), dims)
     }
+
+    /// Lends the tensor again, for a shorter time: generic code needs that to put tensors of different
+    /// owners into one `Args`.
+    pub fn reborrow(&self) -> Tensor<'_, B, T, R> {
+        let data = B::shorten(B::slice(&self.data, 0..self.data.len()));
+        Tensor { data, dims: self.dims, strides: self.strides }
+    }
 }
 
 impl<'a, B: Backend, T: Element, const R: usize> TensorMut<'a, B, T, R> {

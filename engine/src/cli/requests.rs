@@ -1,0 +1,177 @@
+//! Requests from the command line or from a JSONL file.
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use engine::{
+    Request, Sampling, config,
+    request::recommended,
+    text::{ChatOptions, ChatTemplate, Message, Tokenizer},
+};
+use serde::Deserialize;
+use std::path::Path;
+
+/// How tokens are chosen, for every request that does not say otherwise.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// Start from the sampling that the checkpoint recommends instead of greedy
+    #[arg(long)]
+    recommended: bool,
+    /// Divides the logits; 0 takes the most likely token
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Keeps the k most likely tokens; 0 keeps all
+    #[arg(long)]
+    top_k: Option<u32>,
+    /// Keeps the smallest set of tokens with this much probability
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Drops tokens below this share of the most likely one's probability
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// Divides the logits of tokens already seen
+    #[arg(long)]
+    repetition_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens already generated
+    #[arg(long, allow_hyphen_values = true)]
+    presence_penalty: Option<f32>,
+    /// Subtracted per occurrence from the logits of tokens already generated
+    #[arg(long, allow_hyphen_values = true)]
+    frequency_penalty: Option<f32>,
+    /// Seed of the noise: the same seed gives the same text, with or without drafts
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+impl SamplingArgs {
+    pub(crate) fn sampling(&self, config: &config::Sampling) -> Sampling {
+        let base = if self.recommended {
+            recommended(config, self.seed)
+        } else {
+            Sampling { seed: self.seed, ..Sampling::default() }
+        };
+        Sampling {
+            temperature: self.temperature.unwrap_or(base.temperature),
+            top_k: self.top_k.unwrap_or(base.top_k),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),
+            ..base
+        }
+    }
+}
+
+/// A request with what only its text needs.
+#[derive(Clone, Debug)]
+pub(crate) struct TextRequest {
+    pub(crate) request: Request,
+    /// Text that ends the reply and is not part of it.
+    pub(crate) stops: Vec<String>,
+}
+
+/// A line of a JSONL file; what it leaves out comes from the command line.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    prompt: Option<String>,
+    messages: Option<Vec<ChatLine>>,
+    max_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_k: Option<u32>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    #[serde(default)]
+    bias: Vec<(u32, f32)>,
+    seed: Option<u64>,
+    stop: Option<Vec<String>>,
+    draft: Option<usize>,
+    ignore_eos: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChatLine {
+    role: String,
+    content: String,
+}
+
+/// Makes requests out of text.
+pub(crate) struct Maker<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// The checkpoint's directory, for its chat template.
+    pub(crate) dir: &'a Path,
+    pub(crate) template: TextRequest,
+}
+
+impl Maker<'_> {
+    pub(crate) fn from_prompt(&self, prompt: &str) -> Result<TextRequest> {
+        let mut made = self.template.clone();
+        made.request.prompt = self.tokenizer.encode(prompt)?;
+        if made.request.prompt.is_empty() {
+            bail!("the prompt is empty; give at least one character");
+        }
+        Ok(made)
+    }
+
+    pub(crate) fn from_chat(&self, messages: &[Message]) -> Result<TextRequest> {
+        let template = ChatTemplate::open(self.dir)?;
+        let options = ChatOptions { add_generation_prompt: true, ..ChatOptions::default() };
+        self.from_prompt(&template.render(messages, &options)?)
+    }
+
+    /// One request of every line that is not blank.
+    pub(crate) fn from_jsonl(&self, text: &str, path: &Path) -> Result<Vec<TextRequest>> {
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let made = lines.map(|(i, line)| {
+            self.from_line(line).with_context(|| format!("{} line {}", path.display(), i + 1))
+        });
+        let made: Vec<_> = made.collect::<Result<_>>()?;
+        if made.is_empty() {
+            bail!("{}: there is no request in it; write one JSON object a line", path.display());
+        }
+        Ok(made)
+    }
+
+    fn from_line(&self, line: &str) -> Result<TextRequest> {
+        let line: Line = serde_json::from_str(line).context(
+            "is no request; write an object such as {\"prompt\": \"...\", \"max_tokens\": 64}",
+        )?;
+        let mut made = match (&line.prompt, &line.messages) {
+            (Some(prompt), None) => self.from_prompt(prompt)?,
+            (None, Some(messages)) => {
+                let messages: Vec<_> =
+                    messages.iter().map(|m| Message::new(&m.role, &m.content)).collect();
+                self.from_chat(&messages)?
+            }
+            _ => bail!("has {} of `prompt` and `messages`; give exactly one", if line.prompt.is_some() { "both" } else { "none" }),
+        };
+        let request = &mut made.request;
+        request.max_tokens = line.max_tokens.unwrap_or(request.max_tokens);
+        request.drafts = line.draft.or(request.drafts);
+        request.ignore_eos = line.ignore_eos.unwrap_or(request.ignore_eos);
+        let s = &mut request.sampling;
+        s.temperature = line.temperature.unwrap_or(s.temperature);
+        s.top_k = line.top_k.unwrap_or(s.top_k);
+        s.top_p = line.top_p.unwrap_or(s.top_p);
+        s.min_p = line.min_p.unwrap_or(s.min_p);
+        s.repetition_penalty = line.repetition_penalty.unwrap_or(s.repetition_penalty);
+        s.presence_penalty = line.presence_penalty.unwrap_or(s.presence_penalty);
+        s.frequency_penalty = line.frequency_penalty.unwrap_or(s.frequency_penalty);
+        s.seed = line.seed.unwrap_or(s.seed);
+        s.bias = line.bias;
+        made.stops = line.stop.unwrap_or(made.stops);
+        check_stops(&made.stops)?;
+        Ok(made)
+    }
+}
+
+pub(crate) fn check_stops(stops: &[String]) -> Result<()> {
+    if stops.iter().any(String::is_empty) {
+        bail!("a stop text is empty; leave it out");
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Gated full attention over paged K/V.
+
+use super::{Attention, Context, EngineBackend, Model, Pass, Scratch, linear};
+use crate::{
+    Result,
+    cache::{Pool, Shared},
+    model::Kind,
+};
+use kernels_attn::{Append, AppendArgs, AppendProblem, Args, Prefill, Problem, Verify};
+use kernels_core::{Activation, Tensor, TensorMut};
+use kernels_dense::Epilogue;
+
+impl<B: EngineBackend, A: Activation> Model<B, A> {
+    /// `residual += out(attention(normed))`; K and V of the rows are written into `pool` first.
+    #[expect(clippy::too_many_arguments, reason = "operands of one fused block, each of another owner")]
+    pub(super) fn attention(
+        &self,
+        cx: &Context<B>,
+        pass: &Pass<'_, B>,
+        weights: &Attention<B, A>,
+        first_key: usize,
+        pool: &mut Pool<B, A>,
+        shared: &mut Shared<B>,
+        scratch: &mut Scratch<B, A>,
+    ) -> Result<()> {
+        let c = &self.config;
+        let (rows, d) = (pass.rows, c.head_dim);
+        let (q_width, kv_width) = (2 * c.heads * d, c.kv_heads * d);
+        let width = q_width + 2 * kv_width;
+        let normed = Tensor::of(&scratch.normed, [rows, c.hidden]);
+        linear(
+            cx,
+            TensorMut::of(&mut scratch.projected, [rows, width]),
+            normed,
+            &weights.qkv,
+            Epilogue::Store,
+        )?;
+        let projected = Tensor::<B, A, 2>::of(&scratch.projected, [rows, width]);
+        let append = Append::plan(
+            AppendProblem {
+                sequences: pass.sequences,
+                rows,
+                q_heads: c.heads,
+                kv_heads: c.kv_heads,
+                head_dim: d,
+                rotary: c.rotary_dim,
+                eps: c.eps,
+                slots: shared.slots,
+                max_pages: shared.max_pages,
+                positions: shared.positions,
+            },
+            &cx.device,
+        )?;
+        append.run(
+            &cx.queue,
+            AppendArgs {
+                q_out: TensorMut::of(&mut scratch.queries, [rows, c.heads, d]),
+                pool: pool.view_mut(),
+                faults: TensorMut::of(&mut shared.table.faults, [shared.slots + 1]),
+                q: per_head(&projected, c.heads, d, 0),
+                k: projected.reborrow().columns(q_width..q_width + kv_width).heads(c.kv_heads),
+                v: projected.reborrow().columns(q_width + kv_width..width).heads(c.kv_heads),
+                q_norm: Tensor::of(&weights.q_norm, [d]),
+                k_norm: Tensor::of(&weights.k_norm, [d]),
+                rope: Tensor::of(&shared.rope, [shared.positions, c.rotary_dim]),
+                page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
+                rows: pass.index.reborrow(),
+            },
+        )?;
+        let problem = Problem {
+            sequences: pass.sequences,
+            rows,
+            max_rows: pass.max_rows,
+            q_heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: d,
+            slots: shared.slots,
+            max_pages: shared.max_pages,
+            first_key,
+            window: None,
+        };
+        let args = Args {
+            out: TensorMut::of(&mut scratch.mixed, [rows, c.heads, d]),
+            faults: TensorMut::of(&mut shared.table.faults, [shared.slots + 1]),
+            q: Tensor::of(&scratch.queries, [rows, c.heads, d]),
+            gate: Some(per_head(&projected, c.heads, d, d)),
+            pool: pool.view(),
+            page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
+            rows: pass.index.reborrow(),
+        };
+        match pass.kind {
+            Kind::Decode => Verify::plan(problem, &cx.device)?.run(&cx.queue, args)?,
+            Kind::Prefill => Prefill::plan(problem, &cx.device)?.run(&cx.queue, args)?,
+        }
+        let mixed = Tensor::of(&scratch.mixed, [rows, c.heads * d]);
+        let residual = TensorMut::of(&mut scratch.residual, [rows, c.hidden]);
+        linear(cx, residual, mixed, &weights.out, Epilogue::AddTo)
+    }
+}
+
+/// The queries (`at` 0) or the gates (`at` the head width) of projected rows, which hold for each head its
+/// query and then its gate.
+fn per_head<'a, B: EngineBackend, A: Activation>(
+    projected: &'a Tensor<'_, B, A, 2>,
+    heads: usize,
+    width: usize,
+    at: usize,
+) -> Tensor<'a, B, A, 3> {
+    let ([rows, _], [stride, _]) = (projected.dims, projected.strides);
+    let from_here = projected.reborrow().columns(at..projected.dims[1]);
+    Tensor { data: from_here.data, dims: [rows, heads, width], strides: [stride, 2 * width, 1] }
+}

@@ -1,0 +1,48 @@
+//! Feed-forward blocks.
+
+use super::{Context, EngineBackend, Ffn, Model, Scratch, linear};
+use crate::{Result, config};
+use kernels_core::{Activation, Tensor, TensorMut};
+use kernels_dense::{Epilogue, Moe, MoeArgs, MoeProblem};
+
+impl<B: EngineBackend, A: Activation> Model<B, A> {
+    /// `residual += ffn(normed)`.
+    pub(super) fn ffn(
+        &self,
+        cx: &Context<B>,
+        rows: usize,
+        ffn: &Ffn<B, A>,
+        scratch: &mut Scratch<B, A>,
+    ) -> Result<()> {
+        let hidden = self.config.hidden;
+        let x = Tensor::of(&scratch.normed, [rows, hidden]);
+        let residual = TensorMut::of(&mut scratch.residual, [rows, hidden]);
+        match (ffn, &self.config.ffn) {
+            (Ffn::Dense { gate_up, down }, config::FeedForward::Dense { intermediate }) => {
+                let inner = TensorMut::of(&mut scratch.inner, [rows, *intermediate]);
+                linear(cx, inner, x, gate_up, Epilogue::SiluMul)?;
+                let inner = Tensor::of(&scratch.inner, [rows, *intermediate]);
+                linear(cx, residual, inner, down, Epilogue::AddTo)
+            }
+            (
+                Ffn::Moe { router, gate_up, down, shared_gate_up, shared_down, shared_gate },
+                &config::FeedForward::Moe { experts, top_k, intermediate, shared_intermediate },
+            ) => {
+                let problem = MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate };
+                let args = MoeArgs {
+                    out: residual,
+                    routes: None,
+                    x,
+                    router: Tensor::of(router, [experts, hidden]),
+                    gate_up: Tensor::of(gate_up, [experts, 2 * intermediate, hidden]),
+                    down: Tensor::of(down, [experts, hidden, intermediate]),
+                    shared_gate_up: Tensor::of(shared_gate_up, [2 * shared_intermediate, hidden]),
+                    shared_down: Tensor::of(shared_down, [hidden, shared_intermediate]),
+                    shared_gate: Tensor::of(shared_gate, [1, hidden]),
+                };
+                Ok(Moe::plan(problem, &cx.device)?.run(&cx.queue, args)?)
+            }
+            _ => unreachable!("the builder makes blocks of the configuration's kind"),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The draft head's part: make its K/V true, then guess.
+
+use super::{Core, DraftJob, rows_of, target::Choosing, write_all};
+use crate::{
+    Result,
+    model::{EngineBackend, Kind, Pass},
+};
+use kernels_core::{Activation, PAD, Tensor, TensorMut};
+use kernels_spec::{
+    Carry, CarryArgs, ChainInputs, ChainInputsArgs, DraftInputs, DraftInputsArgs, DraftProblem,
+    HiddenProblem, KeepHidden, KeepHiddenArgs, LastRows, LastRowsArgs, Propose, ProposeArgs, TakeLast,
+    TakeLastArgs,
+};
+
+impl<B: EngineBackend, A: Activation> Core<B, A> {
+    /// Whether the head must run over this sequence's rows now, because the hidden rows it needs would be
+    /// overwritten by the next pass.
+    pub fn catch_up_due(&self, job: &DraftJob) -> bool {
+        let behind = job.committed + 1 - job.drafted.max(1).min(job.committed + 1);
+        behind + self.limits.max_rows() >= self.limits.hidden_rows()
+    }
+
+    /// Runs the head over every row that has become certain since it last ran, for the jobs with `refresh`
+    /// set; the output for the last row of each sequence is what [`draft_step`](Self::draft_step) 0 chooses
+    /// from.
+    pub fn refresh(&mut self, jobs: &[DraftJob], refresh: &[bool]) -> Result<()> {
+        let sequences = jobs.len();
+        let behind = |job: &DraftJob| (job.committed + 1).saturating_sub(job.drafted.max(1));
+        let wanted: Vec<usize> =
+            jobs.iter().zip(refresh).map(|(job, due)| if *due { behind(job) } else { 0 }).collect();
+        let bound = wanted.iter().sum::<usize>().max(1);
+        let max_rows = wanted.iter().copied().max().unwrap_or(1).max(1);
+        let slots = jobs.iter().zip(refresh).map(|(job, due)| if *due { job.slot as i32 } else { PAD });
+        write_all::<B>(&self.cx.queue, &mut self.wanted, slots)?;
+        self.draft.table.sequences = sequences;
+        let base = self.problem(sequences, bound, max_rows);
+        let (forward_rows, ring_rows) = (self.pass.rows, self.limits.hidden_rows());
+        let args = DraftInputsArgs {
+            rows: self.draft.table.lend_mut(),
+            ids: TensorMut::of(&mut self.draft.ids, [bound]),
+            slots: self.caches.shared.table.lend(),
+            sequences: Tensor::of(&self.wanted, [sequences]),
+            forward: self.pass.table.lend(),
+        };
+        let problem = DraftProblem { base, ring_rows };
+        DraftInputs::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+        let rows = rows_of(&self.cx.queue, &self.draft.table)?[sequences].max(1);
+        (self.draft.rows, self.draft.max_rows) = (rows, max_rows);
+
+        let hidden = self.hidden_problem(sequences, rows);
+        let (width, slots) = (hidden.width, hidden.slots);
+        let args = CarryArgs {
+            out: TensorMut::of(&mut self.scratch.carried, [rows, width]),
+            faults: TensorMut::of(&mut self.caches.shared.table.faults, [slots + 1]),
+            hidden: Tensor::of(&self.scratch.hidden, [forward_rows, width]),
+            ring: Tensor::of(&self.caches.hidden, [slots, ring_rows, width]),
+            forward: self.pass.table.lend(),
+            rows: self.draft.table.lend(),
+        };
+        Carry::plan(hidden, &self.cx.device)?.run(&self.cx.queue, args)?;
+        self.draft_forward(Kind::Prefill)?;
+        self.propose(None)
+    }
+
+    /// Keeps the hidden rows of the latest target pass for later refreshes.
+    pub fn keep_hidden(&mut self) -> Result<()> {
+        let rows = self.pass.rows;
+        let problem = self.hidden_problem(self.pass.table.sequences, rows);
+        let (width, slots) = (problem.width, problem.slots);
+        let table = &mut self.caches.shared.table;
+        let args = KeepHiddenArgs {
+            ring: TensorMut::of(&mut self.caches.hidden, [slots, problem.ring_rows, width]),
+            faults: TensorMut::of(&mut table.faults, [slots + 1]),
+            committed: Tensor::of(&table.committed, [slots]),
+            hidden: Tensor::of(&self.scratch.hidden, [rows, width]),
+            rows: self.pass.table.lend(),
+        };
+        Ok(KeepHidden::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?)
+    }
+
+    /// Makes draft number `step + 1` of every job that wants it. Step 0 follows a [`refresh`](Self::refresh).
+    pub fn draft_step(&mut self, jobs: &[DraftJob], step: usize) -> Result<()> {
+        let sequences = jobs.len();
+        let want = |job: &DraftJob| !job.finished && job.drafts > step;
+        let slots = jobs.iter().map(|job| if want(job) { job.slot as i32 } else { PAD });
+        write_all::<B>(&self.cx.queue, &mut self.wanted, slots)?;
+        let choosing = if step == 0 {
+            self.last.sequences = sequences;
+            let problem = self.problem(sequences, self.draft.rows, self.draft.max_rows);
+            let args = LastRowsArgs {
+                last: self.last.lend_mut(),
+                slots: self.caches.shared.table.lend(),
+                rows: self.draft.table.lend(),
+            };
+            LastRows::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+            Choosing::Last
+        } else {
+            // In `carried` stands the head's own output for the row before, in place of the target's, and
+            // the list of the pass before becomes the next one's.
+            let problem = self.problem(sequences, sequences, 1);
+            let args = ChainInputsArgs {
+                rows: self.draft.table.lend_mut(),
+                ids: TensorMut::of(&mut self.draft.ids, [sequences]),
+                slots: self.caches.shared.table.lend(),
+                sequences: Tensor::of(&self.wanted, [sequences]),
+            };
+            ChainInputs::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+            (self.draft.rows, self.draft.max_rows) = (sequences, 1);
+            self.draft_forward(Kind::Decode)?;
+            Choosing::Draft
+        };
+        let problem = self.hidden_problem(sequences, self.draft.rows);
+        let (width, slots) = (problem.width, problem.slots);
+        let args = TakeLastArgs {
+            out: TensorMut::of(&mut self.scratch.carried, [sequences, width]),
+            faults: TensorMut::of(&mut self.caches.shared.table.faults, [slots + 1]),
+            hidden: Tensor::of(&self.scratch.drafted, [self.draft.rows, width]),
+            rows: self.draft.table.lend(),
+        };
+        TakeLast::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+        let carried = Tensor::of(&self.scratch.carried, [sequences, width]);
+        self.model.logits(&self.cx, carried, &mut self.scratch.logits)?;
+        self.sample(choosing, sequences)?;
+        self.propose(Some(choosing))
+    }
+
+    /// Writes drafts that did not come from the head.
+    pub fn write_drafts(&mut self, job: &DraftJob, drafts: &[u32]) -> Result<()> {
+        let on = &self.cx.queue;
+        let table = &mut self.caches.shared.table;
+        let at = job.committed + 1;
+        let room = drafts.len().min(self.limits.positions.saturating_sub(at));
+        let ids: Vec<i32> = drafts[..room].iter().map(|id| *id as i32).collect();
+        B::write(on, &mut table.tokens, job.slot * self.limits.positions + at, &ids)?;
+        Ok(B::write(on, &mut table.proposed, job.slot, &[room as i32])?)
+    }
+
+    fn draft_forward(&mut self, kind: Kind) -> Result<()> {
+        let launch = &self.draft;
+        let pass = Pass {
+            kind,
+            rows: launch.rows,
+            sequences: launch.table.sequences,
+            max_rows: launch.max_rows,
+            index: launch.table.lend(),
+            ids: Tensor::of(&launch.ids, [launch.rows]),
+        };
+        self.model.draft(&self.cx, &pass, &mut self.scratch, &mut self.caches)
+    }
+
+    /// Marks the rows of the draft's pass as made, and stands what it chose behind the tokens.
+    fn propose(&mut self, choosing: Option<Choosing>) -> Result<()> {
+        let sequences = self.draft.table.sequences;
+        let problem = self.problem(sequences, self.draft.rows.max(sequences), self.draft.max_rows);
+        let rows = match choosing {
+            Some(Choosing::Last) => &self.last,
+            _ => &self.draft.table,
+        };
+        let args = ProposeArgs {
+            slots: self.caches.shared.table.lend(),
+            choice: choosing.map(|_| Tensor::of(&self.scratch.choice, [sequences])),
+            rows: rows.lend(),
+        };
+        Ok(Propose::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?)
+    }
+
+    fn hidden_problem(&self, sequences: usize, rows: usize) -> HiddenProblem {
+        HiddenProblem {
+            sequences,
+            rows,
+            forward_rows: self.pass.rows,
+            width: self.model.config().hidden,
+            slots: self.limits.slots,
+            ring_rows: self.limits.hidden_rows(),
+        }
+    }
+}

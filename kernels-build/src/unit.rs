@@ -93,6 +93,8 @@ pub(crate) struct Compiler<'a> {
     toolkit: &'a Toolkit,
     package: &'a Package,
     flags: Vec<String>,
+    /// Of variables that nvcc itself reads.
+    environment: Vec<String>,
     /// Beside OUT_DIR, which is the first place to look.
     shared: Option<PathBuf>,
     /// Digests of files seen, as most units include the same headers.
@@ -113,9 +115,11 @@ impl<'a> Compiler<'a> {
         if let Some(host) = message::variable("CXX") {
             flags.push(format!("-ccbin={host}"));
         }
+        let nvcc_reads = ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"];
+        let environment = nvcc_reads.map(|key| message::variable(key).unwrap_or_default()).to_vec();
         // No rerun-if: where an object came from does not change it.
         let shared = env::var_os("LOCKSTEP_CACHE_DIR").filter(|v| !v.is_empty()).map(PathBuf::from);
-        Ok(Compiler { toolkit, package, flags, shared, seen: Mutex::default(), strict })
+        Ok(Compiler { toolkit, package, flags, environment, shared, seen: Mutex::default(), strict })
     }
 
     /// The object of `unit`: this checkout's last one, one from the shared cache, or a new one.
@@ -217,8 +221,8 @@ impl<'a> Compiler<'a> {
         for argument in self.command(unit) {
             digest.part(argument.as_bytes());
         }
-        for key in ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"] {
-            digest.part(message::variable(key).unwrap_or_default().as_bytes());
+        for value in &self.environment {
+            digest.part(value.as_bytes());
         }
         digest.part(self.portable(&unit.source).as_bytes());
         digest.part(&read(&unit.source)?);

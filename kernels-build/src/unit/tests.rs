@@ -42,6 +42,7 @@ impl Crate {
             toolkit: &self.toolkit,
             package: &self.package,
             flags: vec![flag.into()],
+            environment: vec![],
             shared: shared.map(Path::to_owned),
             seen: Mutex::default(),
             strict: false,

@@ -14,7 +14,7 @@ pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArg
     let p = problem;
     let positions = p.max_pages.saturating_mul(args.pool.page_rows).min(p.positions);
     let bounds = Bounds { rows: p.rows, slots: p.slots, positions };
-    let mut head = vec![0.0; p.head_dim];
+    let mut head = vec![0.0; softmax::padded(p.head_dim)];
     for index in 0..p.sequences {
         let mut sequence = args.rows.sequence(index, bounds, &mut args.faults);
         zero(&mut args.q_out, sequence.rows.clone());
@@ -63,10 +63,11 @@ fn append_sequence<A: Activation>(
 
 #[inline(always)]
 fn norm_and_rotate<A: Activation>(x: &[A], weight: &[A], angles: &[f32], eps: f32, out: &mut [f32]) {
+    // Beyond the head `out` holds the zeros that pad it.
     widen(x, out);
-    let mean = softmax::dot(out, out) / out.len() as f32;
+    let mean = softmax::dot(out, out) / x.len() as f32;
     let scale = ref_math::rsqrt(mean + eps);
-    for d in 0..out.len() {
+    for d in 0..x.len() {
         out[d] = out[d] * scale * (1.0 + weight[d].to_f32());
     }
     rope::rotate(&mut out[..angles.len()], angles);
@@ -121,7 +122,8 @@ struct Block<'a> {
     paging: Paging<'a>,
 }
 
-/// What one block needs: `[rows * group]` of each accumulator, and one tile in fp32.
+/// What one block needs: `[rows * group]` of each accumulator, and one tile in fp32. Queries, keys and values
+/// are padded with zeros.
 struct Scratch {
     queries: Vec<f32>,
     keys: Vec<f32>,
@@ -135,10 +137,11 @@ impl Scratch {
     fn new(p: &Problem) -> Self {
         let heads = p.rows.min(p.max_rows).min(BLOCK_ROWS) * p.group();
         let accumulators = || Accumulators::new(heads, p.head_dim);
+        let width = softmax::padded(p.head_dim);
         Scratch {
-            queries: vec![0.0; heads * p.head_dim],
-            keys: vec![0.0; tree::TILE_KEYS * p.head_dim],
-            values: vec![0.0; tree::TILE_KEYS * p.head_dim],
+            queries: vec![0.0; heads * width],
+            keys: vec![0.0; tree::TILE_KEYS * width],
+            values: vec![0.0; tree::TILE_KEYS * width],
             leaf: accumulators(),
             group: accumulators(),
             total: accumulators(),
@@ -155,16 +158,16 @@ fn attend_block<A: Activation>(
     positions: usize,
     scratch: &mut Scratch,
 ) {
-    let (d, group) = (p.head_dim, p.group());
+    let (width, group) = (softmax::padded(p.head_dim), p.group());
     let rows = block.rows.len();
     let visible = Visible { problem: p, positions };
     let keys = visible.span(block.start..block.start + rows);
-    let scale = softmax::exponent_scale(d);
+    let scale = softmax::exponent_scale(p.head_dim);
 
     for (i, row) in block.rows.clone().enumerate() {
         for j in 0..group {
             let query = args.q.row(&[row, kv_head * group + j]);
-            widen(query, &mut scratch.queries[(i * group + j) * d..][..d]);
+            widen(query, &mut scratch.queries[(i * group + j) * width..]);
         }
     }
     scratch.group.clear();
@@ -183,7 +186,7 @@ fn attend_block<A: Activation>(
                 }
                 let seen = seen.start - tile..seen.end - tile;
                 for j in i * group..(i + 1) * group {
-                    let query = &scratch.queries[j * d..][..d];
+                    let query = &scratch.queries[j * width..][..width];
                     let seen = seen.clone();
                     let accumulator = scratch.leaf.get(j);
                     softmax::tile::<A>(accumulator, query, &scratch.keys, &scratch.values, seen, scale);
@@ -218,16 +221,16 @@ fn load<A: Activation>(
     part: Range<usize>,
     scratch: &mut Scratch,
 ) {
-    let d = pool.head_dim;
+    let width = softmax::padded(pool.head_dim);
     let stale = fault::active("attn.page_stale");
     for position in part {
         let (mut page, row) = paging.locate(position);
         if stale {
             page = paging.locate(tile).0;
         }
-        let at = (position - tile) * d;
-        widen(pool.key(page, head, row), &mut scratch.keys[at..at + d]);
-        widen(pool.value(page, head, row), &mut scratch.values[at..at + d]);
+        let at = (position - tile) * width;
+        widen(pool.key(page, head, row), &mut scratch.keys[at..]);
+        widen(pool.value(page, head, row), &mut scratch.values[at..]);
     }
 }
 
@@ -295,6 +298,7 @@ fn zero<A: Activation>(out: &mut TensorMut<'_, Cpu, A, 3>, rows: Range<usize>) {
     }
 }
 
+/// Widens `x` into the front of `out`.
 #[inline(always)]
 fn widen<A: Activation>(x: &[A], out: &mut [f32]) {
     for (out, x) in out.iter_mut().zip(x) {

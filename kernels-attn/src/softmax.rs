@@ -85,7 +85,8 @@ fn merge(into: Accumulator<'_>, later: Accumulator<'_>) {
     }
 }
 
-/// Adds the keys `seen` (at least one, indices inside the tile) of one tile.
+/// Adds the keys `seen` (at least one, indices inside the tile) of one tile; `query` and each of the `keys`
+/// and `values` are padded.
 #[inline(always)]
 pub(crate) fn tile<A: Activation>(
     accumulator: Accumulator<'_>,
@@ -95,10 +96,14 @@ pub(crate) fn tile<A: Activation>(
     seen: Range<usize>,
     scale: f32,
 ) {
-    let d = query.len();
+    let width = query.len();
+    let mut sums = [[0.0; 8]; TILE_KEYS];
+    for key in seen.clone() {
+        fold(query, &keys[key * width..][..width], &mut sums[key]);
+    }
     let mut scores = [f32::NEG_INFINITY; TILE_KEYS];
     for key in seen.clone() {
-        scores[key] = dot(query, &keys[key * d..][..d]);
+        scores[key] = across(&sums[key]);
     }
     let max = accumulator.max.max(largest(&scores) * scale);
     let reference = reference(max);
@@ -115,15 +120,21 @@ pub(crate) fn tile<A: Activation>(
         sum += step_sum(step);
     }
     *accumulator.sum = sum;
-    weigh(accumulator.out, shrink, &weights, values, seen);
+    weigh(accumulator.out, shrink, &weights, values, width, seen);
 }
 
 /// `out = out * shrink`, then `+= weight * value` key by key.
 #[inline(always)]
-fn weigh(out: &mut [f32], shrink: f32, weights: &[f32; TILE_KEYS], values: &[f32], seen: Range<usize>) {
+fn weigh(
+    out: &mut [f32],
+    shrink: f32,
+    weights: &[f32; TILE_KEYS],
+    values: &[f32],
+    width: usize,
+    seen: Range<usize>,
+) {
     // So many elements fit the registers of one pass over the keys.
     const PART: usize = 64;
-    let head_dim = out.len();
     let mut parts = out.chunks_exact_mut(PART);
     let mut at = 0;
     for part in &mut parts {
@@ -132,7 +143,7 @@ fn weigh(out: &mut [f32], shrink: f32, weights: &[f32; TILE_KEYS], values: &[f32
             sums[d] = part[d] * shrink;
         }
         for key in seen.clone() {
-            let value = &values[key * head_dim + at..][..PART];
+            let value = &values[key * width + at..][..PART];
             for d in 0..PART {
                 sums[d] = weights[key].mul_add(value[d], sums[d]);
             }
@@ -145,7 +156,7 @@ fn weigh(out: &mut [f32], shrink: f32, weights: &[f32; TILE_KEYS], values: &[f32
         *sum *= shrink;
     }
     for key in seen {
-        for (sum, value) in rest.iter_mut().zip(&values[key * head_dim + at..]) {
+        for (sum, value) in rest.iter_mut().zip(&values[key * width + at..]) {
             *sum = weights[key].mul_add(*value, *sum);
         }
     }
@@ -167,22 +178,41 @@ pub(crate) fn finish<A: Activation>(total: Accumulator<'_>, gate: Option<&[A]>, 
     }
 }
 
-/// The dot product: element `d` is added to lane `d % 32`, ascending; then lanes 16, 8, 4, 2, 1 apart.
+/// Lanes of a dot product; vectors are padded with zeros to a multiple of it.
+const LANES: usize = 32;
+
+/// The room that a vector of `n` elements takes.
+pub(crate) fn padded(n: usize) -> usize {
+    n.next_multiple_of(LANES)
+}
+
+/// The dot product of two padded vectors: element `d` is added to lane `d % 32`, ascending; then lanes 16,
+/// 8, 4, 2 and 1 apart.
 #[inline(always)]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    const LANES: usize = 32;
+    let mut lanes = [0.0; 8];
+    fold(a, b, &mut lanes);
+    across(&lanes)
+}
+
+/// The part of a dot product that works on whole vectors. (Written to memory, so that the compiler takes
+/// the widest.)
+#[inline(always)]
+fn fold(a: &[f32], b: &[f32], by_8: &mut [f32; 8]) {
     let mut lanes = [0.0f32; LANES];
-    let (mut left, mut right) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    for (a, b) in (&mut left).zip(&mut right) {
+    for (a, b) in a.chunks_exact(LANES).zip(b.chunks_exact(LANES)) {
         for i in 0..LANES {
             lanes[i] = a[i].mul_add(b[i], lanes[i]);
         }
     }
-    for (i, (a, b)) in left.remainder().iter().zip(right.remainder()).enumerate() {
-        lanes[i] = a.mul_add(*b, lanes[i]);
+    for i in 0..8 {
+        by_8[i] = (lanes[i] + lanes[i + 16]) + (lanes[i + 8] + lanes[i + 24]);
     }
-    let by_16: [f32; 16] = std::array::from_fn(|i| lanes[i] + lanes[i + 16]);
-    let by_8: [f32; 8] = std::array::from_fn(|i| by_16[i] + by_16[i + 8]);
+}
+
+/// The rest of it.
+#[inline(always)]
+fn across(by_8: &[f32; 8]) -> f32 {
     let by_4: [f32; 4] = std::array::from_fn(|i| by_8[i] + by_8[i + 4]);
     (by_4[0] + by_4[2]) + (by_4[1] + by_4[3])
 }

@@ -13,8 +13,7 @@ pub fn exp(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
-    const FACTORIALS: [f32; 7] =
-        [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
+    const FACTORIALS: [f32; 7] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
 
     // Clamped so that n stays within two exact scalings; the ends already give 0 and infinity.
     // (`max` and `min` drop NaN, so it is put back at the end.)
@@ -55,8 +54,8 @@ pub fn exp2(x: f32) -> f32 {
     ];
 
     let clamped = x.clamp(-151.0, 128.0);
-    let n = (clamped + ROUND) - ROUND;
-    let r = clamped - n;
+    let shifted = clamped + ROUND;
+    let r = clamped - (shifted - ROUND);
     let mut p = COEFFICIENTS[0];
     let mut i = 1;
     while i < COEFFICIENTS.len() {
@@ -64,9 +63,11 @@ pub fn exp2(x: f32) -> f32 {
         i += 1;
     }
     let e = p.mul_add(r, 1.0);
-    let n = n as i32;
+    // The integer stands in the low bits; a conversion that saturates would keep loops from vectorising.
+    // (For NaN it is arbitrary, and so is `scaled`.)
+    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
-    let pow2 = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+    let pow2 = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
     let scaled = e * pow2(half) * pow2(n - half);
     if x.is_nan() { x } else { scaled }
 }

@@ -193,7 +193,7 @@ fn table(rows: &[Row], baseline: &[Row]) -> String {
             row.us,
             format!("±{:.1} %", spread * 100.0),
             row.bytes.map_or("-".into(), |b| format!("{:.3}", b as f64 / 1e6)),
-            row.terabytes_per_second.map_or("-".into(), |v| format!("{v:.3}")),
+            row.terabytes_per_second.map_or("-".into(), |v| format!("{v:.*}", if v < 0.1 { 5 } else { 3 })),
             share(row.of_ceiling),
             ratio(row.to_peer),
         );

@@ -71,7 +71,7 @@ if [[ $what == benches || $what == all ]]; then
   for exe in $(each benches); do
     run "bench $(basename "$exe")" "$exe" --bench --warm-up-time 0.1 --measurement-time 0.3 "$@"
   done
-  "$work/xtask" bench-kernels --from "$CRITERION_HOME" --json "$out/kernels.json" | tee "$work/table"
+  "$work/xtask" bench-kernels --from "$CRITERION_HOME" --json "$out/kernels.json" >"$work/table"
 fi
 
 {

@@ -103,6 +103,11 @@ impl Kernels {
         println!("cargo::rerun-if-changed={}", toolkit.nvcc.display());
         let archs = Archs::from_env()?;
         let units: Vec<Unit> = sources.into_iter().filter_map(|s| s.for_archs(&archs)).collect();
+        if units.is_empty() {
+            // Every file is for an architecture that this build leaves out.
+            println!("cargo::rustc-env=LOCKSTEP_BUILT_ARCHS=");
+            return Ok(());
+        }
         let compiler = Compiler::new(&toolkit, &package)?;
         let objects = pool::run(&units, |unit| compiler.object(unit))?;
         for header in objects.iter().flat_map(|o| &o.inputs).filter(|p| !toolkit.owns(p)) {

@@ -79,7 +79,8 @@ pub(crate) fn run<I: Sync, T: Send + 'static>(
 }
 
 fn client() -> std::io::Result<jobserver::Client> {
-    // SAFETY: called once, before this process opens files of its own; cargo's descriptors are still there.
+    // SAFETY: the descriptors that MAKEFLAGS names are cargo's; a build script inherits them, and nothing here
+    // closes a descriptor that it did not open.
     if let Some(client) = unsafe { jobserver::Client::from_env() } {
         return Ok(client);
     }

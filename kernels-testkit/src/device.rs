@@ -55,6 +55,7 @@ impl Device {
         // The capture is ended whatever happened, or the stream stays unusable.
         let graph = self.queue.end_capture(sys::CUgraphInstantiate_flags(0));
         outcome?;
-        graph?.ok_or_else(|| Error::invalid("Device::capture", "graph", "empty", "something must be enqueued"))
+        graph?
+            .ok_or_else(|| Error::invalid("Device::capture", "graph", "empty", "something must be enqueued"))
     }
 }

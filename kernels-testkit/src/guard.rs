@@ -82,6 +82,8 @@ mod tests {
 
     #[test]
     fn poison_is_a_nan_in_every_type() {
-        assert!(poison::<f32>().is_nan() && poison::<bf16>().is_nan() && poison::<kernels_core::f16>().is_nan());
+        assert!(
+            poison::<f32>().is_nan() && poison::<bf16>().is_nan() && poison::<kernels_core::f16>().is_nan()
+        );
     }
 }

@@ -51,7 +51,11 @@ impl Suite {
 
     /// A test that needs a GPU.
     #[cfg(feature = "cuda")]
-    pub fn gpu(&mut self, name: impl Into<String>, body: impl FnOnce(&crate::device::Device) + Send + 'static) {
+    pub fn gpu(
+        &mut self,
+        name: impl Into<String>,
+        body: impl FnOnce(&crate::device::Device) + Send + 'static,
+    ) {
         let run = move || match crate::device::Device::open() {
             Ok(device) => {
                 body(&device);

@@ -26,7 +26,6 @@ pub mod rope;
 pub mod selftest;
 pub mod slots;
 #[cfg(feature = "cuda")]
-#[allow(missing_docs, non_camel_case_types, unreachable_pub, clippy::undocumented_unsafe_blocks)]
 mod sys;
 pub mod tensor;
 

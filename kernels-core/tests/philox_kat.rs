@@ -21,9 +21,12 @@ fn known_answers() {
 #[test]
 fn noise_depends_on_each_part_of_its_key() {
     let base = bits(1, 2, 3, Use::Draw);
-    for other in
-        [bits(2, 2, 3, Use::Draw), bits(1, 3, 3, Use::Draw), bits(1, 2, 4, Use::Draw), bits(1, 2, 3, Use::Accept)]
-    {
+    for other in [
+        bits(2, 2, 3, Use::Draw),
+        bits(1, 3, 3, Use::Draw),
+        bits(1, 2, 4, Use::Draw),
+        bits(1, 2, 3, Use::Accept),
+    ] {
         assert_ne!(base, other);
     }
     assert_ne!(bits(1 << 32, 2, 3, Use::Draw), bits(0, 2, 3, Use::Draw));

@@ -6,10 +6,12 @@
 
 namespace lockstep::core {
 
+static_assert(sizeof(ls_core_read_params) == 32, "src/sys.rs describes this layout");
+
 constexpr int kThreads = 512;
 constexpr int kInFlight = 8;
 
-__global__ void __launch_bounds__(kThreads) read(const ls_core_read_params p) {
+__global__ void __launch_bounds__(kThreads, 2048 / kThreads) read(const ls_core_read_params p) {
   pdl::wait();
   const auto* from = static_cast<const uint4*>(p.from);
   const int64_t vectors = p.bytes / kVectorBytes;

@@ -7,6 +7,8 @@
 
 namespace lockstep::core {
 
+static_assert(sizeof(ls_core_math_params) == 32, "src/sys.rs describes this layout");
+
 __device__ __forceinline__ uint32_t apply(int32_t function, uint32_t x, int64_t index) {
   const float value = __uint_as_float(x);
   switch (function) {

@@ -6,6 +6,8 @@
 
 namespace lockstep::core {
 
+static_assert(sizeof(ls_core_product_params) == 48, "src/sys.rs describes this layout");
+
 constexpr int kWarps = 4;
 constexpr int kWarpRows = 16;
 constexpr int kColumns = 8;

@@ -200,9 +200,8 @@ pub fn cpu_equals_cuda(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
     let mut words: Vec<u32> = (0..=u32::MAX).step_by(4099).collect();
     words.extend((0..=0xffffu32).map(|high| high << 16));
     let float = |f: fn(f32) -> f32| move |_: usize, x: u32| canonical(f(f32::from_bits(x)));
-    let noise = |i: usize, x: u32| {
-        philox::bits(u64::from(!x) << 32 | u64::from(x), 7, i as u32, philox::Use::Draw)
-    };
+    let noise =
+        |i: usize, x: u32| philox::bits(u64::from(!x) << 32 | u64::from(x), 7, i as u32, philox::Use::Draw);
     Ok(vec![
         scalar(on, Function::Exp, &words, float(ref_math::exp))?,
         scalar(on, Function::Sigmoid, &words, float(ref_math::sigmoid))?,

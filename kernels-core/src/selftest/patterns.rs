@@ -21,13 +21,8 @@ pub enum Pattern {
 
 impl Pattern {
     /// All but the integers.
-    pub const HOSTILE: [Pattern; 5] = [
-        Pattern::Wide,
-        Pattern::Cancellation,
-        Pattern::Denormals,
-        Pattern::Nan,
-        Pattern::Infinities,
-    ];
+    pub const HOSTILE: [Pattern; 5] =
+        [Pattern::Wide, Pattern::Cancellation, Pattern::Denormals, Pattern::Nan, Pattern::Infinities];
 
     /// A `[rows, k]` operand.
     pub fn operand<A: Activation>(self, seed: u64, rows: usize, k: usize) -> Vec<A> {
@@ -52,7 +47,9 @@ impl Pattern {
                     }
                 }
                 // 2^-140 is denormal in bf16 and vanishes in f16, 2^-20 is denormal in f16.
-                Pattern::Denormals => sign * unit * power_of_two([-140, -130, -70, -20, 0][s as usize / 2 % 5]),
+                Pattern::Denormals => {
+                    sign * unit * power_of_two([-140, -130, -70, -20, 0][s as usize / 2 % 5])
+                }
                 Pattern::Nan if row % 5 == 3 && column == row % k => f32::NAN,
                 Pattern::Infinities if row % 7 == 2 && column % 11 == 0 => sign * f32::INFINITY,
                 Pattern::Nan | Pattern::Infinities => wide(),

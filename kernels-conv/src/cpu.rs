@@ -35,12 +35,15 @@ fn conv<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A>) {
         if fault::active("conv.ring_before_outputs") {
             keep(problem, &mut args.ring, &args.x, slot, &s);
         }
-        ref_math::vectorised(|| match problem.width {
-            2 => outputs::<A, 2>(problem, &mut args, slot, &s),
-            3 => outputs::<A, 3>(problem, &mut args, slot, &s),
-            4 => outputs::<A, 4>(problem, &mut args, slot, &s),
-            _ => unreachable!("plan admits only widths 2 to 4"),
-        });
+        ref_math::vectorised(
+            #[inline(always)]
+            || match problem.width {
+                2 => outputs::<A, 2>(problem, &mut args, slot, &s),
+                3 => outputs::<A, 3>(problem, &mut args, slot, &s),
+                4 => outputs::<A, 4>(problem, &mut args, slot, &s),
+                _ => unreachable!("plan admits only widths 2 to 4"),
+            },
+        );
         keep(problem, &mut args.ring, &args.x, slot, &s);
     }
     let unowned = args.rows.unowned(problem.rows);
@@ -70,6 +73,9 @@ fn zero<A: Activation>(out: &mut TensorMut<'_, Cpu, A, 2>, rows: std::ops::Range
     }
 }
 
+/// Channels whose taps and sums are at hand at a time.
+const BLOCK: usize = 64;
+
 /// y[p] = silu(bias + sum over j of w[j] u[p - W + 1 + j]), oldest tap first, rounded once.
 ///
 /// Inputs before position 0 are zeros that go through the sum like any others.
@@ -80,61 +86,67 @@ fn outputs<A: Activation, const W: usize>(
     slot: usize,
     s: &Sequence,
 ) {
-    /// Channels whose sums are kept at a time.
-    const BLOCK: usize = 64;
-    let channels = problem.channels;
-    for t in 0..s.rows.len() {
-        let position = s.start + t;
-        let out = args.out.row_mut(&[s.rows.start + t]);
-        for from in (0..channels).step_by(BLOCK) {
-            let block = from..channels.min(from + BLOCK);
-            let mut sums = [0.0f32; BLOCK];
-            if let Some(bias) = &args.bias {
-                for (sum, b) in sums.iter_mut().zip(&bias.data[block.clone()]) {
-                    *sum = b.to_f32();
-                }
+    for from in (0..problem.channels).step_by(BLOCK) {
+        let block = from..problem.channels.min(from + BLOCK);
+        let mut start = [0.0f32; BLOCK];
+        if let Some(bias) = &args.bias {
+            for (start, b) in start.iter_mut().zip(&bias.data[block.clone()]) {
+                *start = b.to_f32();
             }
-            let taps = &args.weight.data[block.start * W..block.end * W];
+        }
+        let mut taps = [[0.0f32; BLOCK]; W];
+        for (c, w) in args.weight.data[block.start * W..block.end * W].chunks_exact(W).enumerate() {
             for j in 0..W {
-                let tap = if fault::active("conv.taps_reversed") { W - 1 - j } else { j };
-                let back = W - 1 - j;
-                let input: Option<&[A]> = if back <= t {
-                    Some(args.x.row(&[s.rows.start + t - back]))
-                } else if back <= position {
-                    let shift = usize::from(fault::active("conv.ring_row_off_by_one"));
-                    Some(args.ring.row(&[slot, (position - back + shift) % problem.ring_rows]))
-                } else if fault::active("conv.reads_before_start") {
-                    Some(args.ring.row(&[slot, (position + problem.ring_rows * W - back) % problem.ring_rows]))
-                } else {
-                    None
-                };
-                match input {
-                    Some(row) => {
-                        for ((sum, w), u) in sums.iter_mut().zip(taps.chunks_exact(W)).zip(&row[block.clone()]) {
-                            *sum = w[tap].to_f32().mul_add(u.to_f32(), *sum);
-                        }
+                let from = if fault::active("conv.taps_reversed") { W - 1 - j } else { j };
+                taps[j][c] = w[from].to_f32();
+            }
+        }
+        for t in 0..s.rows.len() {
+            let mut sums = start;
+            for (j, taps) in taps.iter().enumerate() {
+                let mut inputs = [0.0f32; BLOCK];
+                if let Some(row) = input(problem, args, slot, s, t, W - 1 - j) {
+                    for (input, u) in inputs.iter_mut().zip(&row[block.clone()]) {
+                        *input = u.to_f32();
                     }
-                    None => {
-                        for (sum, w) in sums.iter_mut().zip(taps.chunks_exact(W)) {
-                            *sum = w[tap].to_f32().mul_add(0.0, *sum);
-                        }
-                    }
+                }
+                for ((sum, w), u) in sums.iter_mut().zip(taps).zip(&inputs) {
+                    *sum = w.mul_add(*u, *sum);
                 }
                 if fault::active("conv.rounds_each_tap") {
                     sums.iter_mut().for_each(|sum| *sum = A::from_f32(*sum).to_f32());
                 }
             }
-            let out = &mut out[block];
             if problem.silu {
-                for (y, sum) in out.iter_mut().zip(&sums) {
-                    *y = A::from_f32(ref_math::silu(*sum));
-                }
-            } else {
-                for (y, sum) in out.iter_mut().zip(&sums) {
-                    *y = A::from_f32(*sum);
-                }
+                sums.iter_mut().for_each(|sum| *sum = ref_math::silu(*sum));
+            }
+            for (y, sum) in args.out.row_mut(&[s.rows.start + t])[block.clone()].iter_mut().zip(&sums) {
+                *y = A::from_f32(*sum);
             }
         }
+    }
+}
+
+/// The input `back` positions before row `t`: from this launch, from the ring, or none at all.
+#[inline(always)]
+fn input<'r, A: Activation>(
+    problem: &Problem,
+    args: &'r Args<'_, Cpu, A>,
+    slot: usize,
+    s: &Sequence,
+    t: usize,
+    back: usize,
+) -> Option<&'r [A]> {
+    let position = s.start + t;
+    let ring = |position: usize| Some(args.ring.row(&[slot, position % problem.ring_rows]));
+    if back <= t {
+        Some(args.x.row(&[s.rows.start + t - back]))
+    } else if back <= position {
+        ring(position - back + usize::from(fault::active("conv.ring_row_off_by_one")))
+    } else if fault::active("conv.reads_before_start") {
+        ring(position + problem.ring_rows * problem.width - back)
+    } else {
+        None
     }
 }
 
@@ -147,7 +159,8 @@ fn keep<A: Activation>(
     s: &Sequence,
 ) {
     let count = s.rows.len();
-    let first = if fault::active("conv.keeps_first_rows") { 0 } else { count.saturating_sub(problem.ring_rows) };
+    let first =
+        if fault::active("conv.keeps_first_rows") { 0 } else { count.saturating_sub(problem.ring_rows) };
     for t in first..count.min(first + problem.ring_rows) {
         let row = (s.start + t) % problem.ring_rows;
         ring.row_mut(&[slot, row]).copy_from_slice(x.row(&[s.rows.start + t]));

@@ -58,7 +58,10 @@ fn enqueue<A: Activation>(
 ) -> Result<()> {
     let Args { mut out, mut ring, mut faults, x, weight, bias, rows } = args;
     if A::DTYPE != DType::Bf16 {
-        return Err(Error::Unsupported { op, what: format!("activation type {} on CUDA (bf16 is)", A::DTYPE) });
+        return Err(Error::Unsupported {
+            op,
+            what: format!("activation type {} on CUDA (bf16 is)", A::DTYPE),
+        });
     }
     let Some(grid) = grid else {
         return Err(Error::invalid(op, "device", "the CPU", "plan it for the CUDA device it runs on"));

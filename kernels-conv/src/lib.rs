@@ -6,7 +6,6 @@ mod cuda;
 mod plan;
 mod prefill;
 #[cfg(feature = "cuda")]
-#[allow(missing_docs, non_camel_case_types, unreachable_pub, clippy::undocumented_unsafe_blocks)]
 mod sys;
 mod verify;
 

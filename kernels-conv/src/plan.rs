@@ -90,7 +90,7 @@ impl Problem {
         built: Archs,
     ) -> Result<Option<Grid>> {
         let Some(arch) = device.arch else { return Ok(None) };
-        if self.channels % VECTOR != 0 {
+        if !self.channels.is_multiple_of(VECTOR) {
             let what = format!("{} channels on CUDA (multiples of {VECTOR} are)", self.channels);
             return Err(Error::Unsupported { op, what });
         }
@@ -214,7 +214,8 @@ mod tests {
 
     #[test]
     fn builds_without_a_fitting_kernel_are_refused() {
-        let on = |device: &DeviceInfo, built| problem().grid(OP, device, None, built).unwrap_err().to_string();
+        let on =
+            |device: &DeviceInfo, built| problem().grid(OP, device, None, built).unwrap_err().to_string();
         assert!(on(&DeviceInfo::h200(), Archs::default()).contains("built without CUDA kernels"));
         let hopper = Archs { sm80: false, sm90a: true };
         let text = on(&DeviceInfo::a100(), hopper);

@@ -1,7 +1,4 @@
-use crate::{
-    Args, ConvBackend, Grid, Problem,
-    plan::BUILT,
-};
+use crate::{Args, ConvBackend, Grid, Problem, plan::BUILT};
 use kernels_core::{Activation, DeviceInfo, Result};
 
 pub(crate) const OP: &str = "conv::prefill";

@@ -13,6 +13,8 @@
 
 namespace lockstep::conv {
 
+static_assert(sizeof(ls_conv_params) == 152, "src/sys.rs describes this layout");
+
 constexpr int64_t kPositions = int64_t(1) << 31;  // positions are i32
 
 enum class Ring {

@@ -143,8 +143,7 @@ pub fn overlapping_launches_wait(device: &Device) {
     let first: Vec<bf16> = Rng::new(5).normals(p.rows * p.channels, 1.0);
     let slots = Cuda::upload(queue, &(0..64).collect::<Vec<i32>>()).unwrap();
     let offsets = Cuda::upload(queue, &(0..=64).map(|i| 8 * i).collect::<Vec<i32>>()).unwrap();
-    let starts: Vec<_> =
-        (0..24).map(|round| Cuda::upload(queue, &[8 * round; 64]).unwrap()).collect();
+    let starts: Vec<_> = (0..24).map(|round| Cuda::upload(queue, &[8 * round; 64]).unwrap()).collect();
     let chain = |overlapping: bool| -> Vec<bf16> {
         let verify = Verify::plan(p, &device.info).unwrap().overlapping(overlapping);
         let nan = vec![kernels_testkit::guard::poison::<bf16>(); p.rows * p.channels];

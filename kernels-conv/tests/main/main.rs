@@ -30,7 +30,9 @@ fn main() {
     gpu!(suite, "cuda::device::equals_the_cpu", |device| device::equals_the_cpu(device));
     gpu!(suite, "cuda::device::replays_equal_eager_runs", |device| device::replays_equal_eager_runs(device));
     gpu!(suite, "cuda::device::grids_share_their_bits", |device| device::grids_share_their_bits(device));
-    gpu!(suite, "cuda::device::overlapping_launches_wait", |device| device::overlapping_launches_wait(device));
+    gpu!(suite, "cuda::device::overlapping_launches_wait", |device| device::overlapping_launches_wait(
+        device
+    ));
     gpu!(suite, "cuda::device::offsets_are_64_bits", |device| device::offsets_are_64_bits(device));
     gpu!(suite, "cuda::device::other_types_are_refused", |device| device::other_types_are_refused(device));
     bites::add(&mut suite);

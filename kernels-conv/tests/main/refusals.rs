@@ -26,10 +26,7 @@ pub fn wrong_problems_are_named() {
     let verify = |p| Verify::plan(p, &DeviceInfo::cpu()).unwrap_err().to_string();
     let prefill = |p| Prefill::plan(p, &DeviceInfo::cpu()).unwrap_err().to_string();
     let p = good();
-    assert_eq!(
-        verify(Problem { width: 5, ..p }),
-        "conv::verify: width 5 (2, 3 and 4 are) is not supported"
-    );
+    assert_eq!(verify(Problem { width: 5, ..p }), "conv::verify: width 5 (2, 3 and 4 are) is not supported");
     assert_eq!(
         prefill(Problem { width: 0, ..p }),
         "conv::prefill: width 0 (2, 3 and 4 are) is not supported"
@@ -50,7 +47,10 @@ pub fn wrong_problems_are_named() {
         verify(Problem { slots: 1 << 23, ..p }),
         "conv::verify: slots is 8388608; a fault word holds slots below 8388608"
     );
-    assert_eq!(verify(Problem { rows: 1 << 31, ..p }), "conv::verify: rows is 2147483648; it must fit an i32");
+    assert_eq!(
+        verify(Problem { rows: 1 << 31, ..p }),
+        "conv::verify: rows is 2147483648; it must fit an i32"
+    );
     assert_eq!(*Verify::plan(p, &DeviceInfo::cpu()).unwrap().problem(), p);
     // A device that this build has no kernels for, or no device code at all.
     let text = Verify::plan(Problem { channels: 12, ..p }, &DeviceInfo::h200()).unwrap_err().to_string();
@@ -65,7 +65,8 @@ pub fn wrong_operands_are_named<B: Place>(queue: &B::Queue) {
     let verify = Verify::plan(p, &B::device(queue)).unwrap();
     let new = |n: usize| B::zeros::<bf16>(queue, n).unwrap();
     let integers = |data: &[i32]| B::upload(queue, data).unwrap();
-    let (mut out, mut ring, x, weight, bias) = (new(12 * 16), new(3 * 7 * 16), new(12 * 16), new(64), new(16));
+    let (mut out, mut ring, x, weight, bias) =
+        (new(12 * 16), new(3 * 7 * 16), new(12 * 16), new(64), new(16));
     let mut faults = B::zeros::<u64>(queue, 4).unwrap();
     let (slots, start, offsets) = (integers(&[0, 1, 2]), integers(&[0; 3]), integers(&[0; 4]));
     let mut refused = |change: &dyn Fn(&mut Args<'_, B, bf16>)| {
@@ -105,11 +106,10 @@ pub fn wrong_operands_are_named<B: Place>(queue: &B::Queue) {
         refused(&|a| a.weight.dims = [4, 16]),
         "conv::verify: `weight` has shape [4, 16], expected [16, 4]"
     );
-    assert!(refused(&|a| a.weight.strides = [3, 1]).contains("`weight` has strides [3, 1]; taps must be packed"));
-    assert_eq!(
-        refused(&|a| a.bias = None),
-        "conv::verify: bias is missing; the problem has a bias"
+    assert!(
+        refused(&|a| a.weight.strides = [3, 1]).contains("`weight` has strides [3, 1]; taps must be packed")
     );
+    assert_eq!(refused(&|a| a.bias = None), "conv::verify: bias is missing; the problem has a bias");
     assert_eq!(
         refused(&|a| a.rows.row_offsets.dims = [3]),
         "conv::verify: `rows.row_offsets` has shape [3], expected [4]"
@@ -138,7 +138,11 @@ pub fn wrong_device_data_is_recorded<B: Place>(queue: &B::Queue) {
         (Chunk { slot: 3, start: 0, x: x.clone() }, 3, fault(FaultKind::Slot, 3, 3)),
         (Chunk { slot: 1, start: (1 << 31) - 1, x: x.clone() }, 1, fault(FaultKind::Position, 1, i32::MAX)),
         (Chunk { slot: 1, start: usize::MAX, x: x.clone() }, 1, fault(FaultKind::Position, 1, -1)),
-        (Chunk { slot: 0, start: 0, x: x.repeat(3)[..5 * 16].to_vec() }, 0, fault(FaultKind::RowOffsets, 0, 5)),
+        (
+            Chunk { slot: 0, start: 0, x: x.repeat(3)[..5 * 16].to_vec() },
+            0,
+            fault(FaultKind::RowOffsets, 0, 5),
+        ),
     ] {
         for kind in [Kind::Verify, Kind::Prefill] {
             let mut world = World::<B, bf16>::new(queue, p, &parameters);

@@ -15,8 +15,7 @@ pub fn values_by_hand<B: Place>(queue: &B::Queue) {
     let x: Vec<bf16> =
         (1..=5).flat_map(|v| (0..8).map(move |c| bf16::from_f32(v as f32 * sign(c)))).collect();
     let run = |width: usize, bias: Option<f32>, silu: bool| -> Vec<Vec<f32>> {
-        let taps: Vec<bf16> =
-            (0..8).flat_map(|_| (1..=width).map(|j| bf16::from_f32(j as f32))).collect();
+        let taps: Vec<bf16> = (0..8).flat_map(|_| (1..=width).map(|j| bf16::from_f32(j as f32))).collect();
         let biases = vec![bf16::from_f32(bias.unwrap_or(f32::NAN)); 8];
         let p = small(width, bias.is_some(), silu);
         let mut world = World::<B, bf16>::new(queue, p, &(taps, biases));
@@ -71,7 +70,8 @@ fn against_f64<B: Place, A: Activation>(queue: &B::Queue) {
             let (mut sum, mut size) = (start, start.abs());
             for j in 0..p.width {
                 if t + j + 1 >= p.width {
-                    let term = wide(&weight[c * p.width + j]) * wide(&x[(t + j + 1 - p.width) * p.channels + c]);
+                    let term =
+                        wide(&weight[c * p.width + j]) * wide(&x[(t + j + 1 - p.width) * p.channels + c]);
                     (sum, size) = (sum + term, size + term.abs());
                 }
             }
@@ -94,7 +94,9 @@ pub fn equals_scipy<B: Place>(queue: &B::Queue) {
         let (rows, channels) = (shape[0], shape[1]);
         let round = |v: &[f32]| v.iter().map(|v| bf16::from_f32(*v)).collect::<Vec<_>>();
         let parameters = (round(get("weight").1), round(get("bias").1));
-        for (bias, silu, name) in [(false, true, "out.silu"), (true, true, "out.bias_silu"), (true, false, "out.bias")] {
+        for (bias, silu, name) in
+            [(false, true, "out.silu"), (true, true, "out.bias_silu"), (true, false, "out.bias")]
+        {
             let p = Problem {
                 sequences: 1,
                 rows,

@@ -266,14 +266,12 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
     /// One decode round over every sequence whose known tokens are computed.
     fn decode(&mut self) -> Result<()> {
         self.make_room()?;
-        let ready: Vec<usize> =
-            (0..self.live.len()).filter(|&at| !self.live[at].prefilling()).collect();
+        let ready: Vec<usize> = (0..self.live.len()).filter(|&at| !self.live[at].prefilling()).collect();
         if ready.is_empty() {
             return Ok(());
         }
         let started = Instant::now();
-        let rows: Vec<_> =
-            ready.iter().map(|&at| (self.live[at].slot, self.live[at].proposed)).collect();
+        let rows: Vec<_> = ready.iter().map(|&at| (self.live[at].slot, self.live[at].proposed)).collect();
         let outcomes = self.core.decode(&rows, None)?;
         self.times.target += started.elapsed();
         for (&at, outcome) in ready.iter().zip(&outcomes) {

@@ -187,11 +187,7 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn limit(
-        name: &'static str,
-        got: impl std::fmt::Display,
-        remedy: impl Into<String>,
-    ) -> Self {
+    pub(crate) fn limit(name: &'static str, got: impl std::fmt::Display, remedy: impl Into<String>) -> Self {
         Error::Limit { name, got: got.to_string(), remedy: remedy.into() }
     }
 
@@ -208,11 +204,7 @@ impl Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 fn and_more(others: usize, what: &str) -> String {
-    if others == 0 {
-        String::new()
-    } else {
-        format!(" ({others} more {what})")
-    }
+    if others == 0 { String::new() } else { format!(" ({others} more {what})") }
 }
 
 fn at_line(line: Option<usize>) -> String {

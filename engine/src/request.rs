@@ -77,14 +77,20 @@ impl Request {
             return Err(Error::request("prompt", format!("{id} at index {at}"), remedy));
         }
         if self.prompt.len() >= positions {
-            let remedy = format!("the context holds {positions} and needs room for one more; shorten it or raise --context");
+            let remedy = format!(
+                "the context holds {positions} and needs room for one more; shorten it or raise --context"
+            );
             return Err(Error::request("prompt", format!("{} tokens long", self.prompt.len()), remedy));
         }
         if self.max_tokens == 0 {
             return Err(Error::request("max_tokens", 0, "ask for at least one token"));
         }
         if self.stop.len() > MAX_STOPS {
-            return Err(Error::request("stop", self.stop.len(), format!("give at most {MAX_STOPS} sequences")));
+            return Err(Error::request(
+                "stop",
+                self.stop.len(),
+                format!("give at most {MAX_STOPS} sequences"),
+            ));
         }
         for stop in &self.stop {
             if stop.is_empty() || stop.len() > MAX_STOP_LENGTH {

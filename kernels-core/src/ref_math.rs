@@ -12,13 +12,13 @@ pub fn exp(x: f32) -> f32 {
     // ln 2 in two parts; the high one has 9 trailing zero bits, so that n * LN2_HI is exact.
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
     const FACTORIALS: [f32; 7] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
 
     // Clamped so that n stays within two exact scalings; the ends already give 0 and infinity.
     // (`max` and `min` drop NaN, so it is put back at the end.)
     let clamped = x.clamp(-104.0, 89.0);
-    let n = clamped.mul_add(LOG2_E, ROUND) - ROUND;
+    let shifted = clamped.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
     let r = n.mul_add(-LN2_LO, n.mul_add(-LN2_HI, clamped));
     let mut p = FACTORIALS[0];
     let mut i = 1;
@@ -26,11 +26,7 @@ pub fn exp(x: f32) -> f32 {
         p = p.mul_add(r, FACTORIALS[i]);
         i += 1;
     }
-    let e = p.mul_add(r, 1.0);
-    let n = n as i32;
-    let half = n >> 1;
-    let pow2 = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
-    let scaled = e * pow2(half) * pow2(n - half);
+    let scaled = times_pow2(p.mul_add(r, 1.0), shifted);
     if x.is_nan() { x } else { scaled }
 }
 
@@ -41,7 +37,6 @@ pub fn exp(x: f32) -> f32 {
 /// of ln 2 in its coefficients (remainder 5e-9), times 2^n in two exact steps.
 #[inline(always)]
 pub fn exp2(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
     // (ln 2)^i / i! for i = 7..=1.
     const COEFFICIENTS: [f32; 7] = [
         1.525_273_4e-5,
@@ -62,14 +57,22 @@ pub fn exp2(x: f32) -> f32 {
         p = p.mul_add(r, COEFFICIENTS[i]);
         i += 1;
     }
-    let e = p.mul_add(r, 1.0);
-    // The integer stands in the low bits; a conversion that saturates would keep loops from vectorising.
-    // (For NaN it is arbitrary, and so is `scaled`.)
+    let scaled = times_pow2(p.mul_add(r, 1.0), shifted);
+    if x.is_nan() { x } else { scaled }
+}
+
+/// 1.5 * 2^23: adding it rounds a small number to an integer, which then stands in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// `e * 2^n` for the integer n with `shifted = n + ROUND`, in two exact steps. (For NaN the result is
+/// arbitrary.)
+#[inline(always)]
+fn times_pow2(e: f32, shifted: f32) -> f32 {
+    // Read from the bits: a conversion that saturates would keep loops from vectorising.
     let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
     let pow2 = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
-    let scaled = e * pow2(half) * pow2(n - half);
-    if x.is_nan() { x } else { scaled }
+    e * pow2(half) * pow2(n - half)
 }
 
 /// 1 / (1 + e^-x).

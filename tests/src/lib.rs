@@ -68,10 +68,7 @@ pub fn engine_with<A: Activation>(
 }
 
 /// Runs requests to their ends, in the order given.
-pub fn streams<A: Activation>(
-    engine: &mut Engine<Cpu, A>,
-    requests: &[Request],
-) -> Vec<(Vec<u32>, Finish)> {
+pub fn streams<A: Activation>(engine: &mut Engine<Cpu, A>, requests: &[Request]) -> Vec<(Vec<u32>, Finish)> {
     let ids: Vec<_> =
         requests.iter().map(|r| engine.submit(r.clone()).expect("the request is sane")).collect();
     let mut done = engine.run().expect("the engine runs");

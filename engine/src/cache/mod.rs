@@ -73,7 +73,8 @@ impl Limits {
             return Err(Error::limit("max_drafts", self.max_drafts, format!("give at most {MAX_DRAFTS}")));
         }
         if self.flush_after > MAX_FLUSH_AFTER {
-            let remedy = format!("give at most {MAX_FLUSH_AFTER}: every pending token is replayed each round");
+            let remedy =
+                format!("give at most {MAX_FLUSH_AFTER}: every pending token is replayed each round");
             return Err(Error::limit("flush_after", self.flush_after, remedy));
         }
         Ok(())
@@ -102,13 +103,7 @@ impl<B: Backend, A: Activation> Pool<B, A> {
     fn new(on: &B::Queue, c: &Config, limits: &Limits) -> Result<Self> {
         let (pages, page_rows) = (limits.pages, limits.page_rows);
         let len = pages * 2 * c.kv_heads * page_rows * c.head_dim;
-        Ok(Pool {
-            data: B::zeros(on, len)?,
-            pages,
-            kv_heads: c.kv_heads,
-            page_rows,
-            head_dim: c.head_dim,
-        })
+        Ok(Pool { data: B::zeros(on, len)?, pages, kv_heads: c.kv_heads, page_rows, head_dim: c.head_dim })
     }
 
     /// To read.
@@ -196,8 +191,7 @@ impl<B: Backend, A: Activation> Caches<B, A> {
         let count = |kind| c.count(kind);
         let max_pages = limits.pages_for(limits.positions);
         let pool = || Pool::new(on, c, limits);
-        let hidden_len =
-            if limits.draft_head { limits.slots * limits.hidden_rows() * c.hidden } else { 0 };
+        let hidden_len = if limits.draft_head { limits.slots * limits.hidden_rows() * c.hidden } else { 0 };
         Ok(Caches {
             pools: (0..count(crate::config::LayerKind::Full)).map(|_| pool()).collect::<Result<_>>()?,
             draft_pool: limits.draft_head.then(pool).transpose()?,
@@ -246,12 +240,17 @@ impl MemoryPlan {
         MemoryPlan {
             kv: pools * limits.pages * 2 * c.kv_heads * limits.page_rows * c.head_dim * element,
             state: linear * s * g.v_width() * g.k_dim * 4,
-            journal: linear * s * journal_rows(limits.flush_after, limits.max_rows()) * journal_width * element,
+            journal: linear
+                * s
+                * journal_rows(limits.flush_after, limits.max_rows())
+                * journal_width
+                * element,
             conv: linear * s * conv_ring_rows(g.conv_width, limits.max_rows()) * g.conv_channels() * element,
             hidden: usize::from(limits.draft_head) * s * limits.hidden_rows() * c.hidden * element,
-            tables: 4 * (limits.positions * c.rotary_dim
-                + s * limits.pages_for(limits.positions)
-                + s * limits.positions),
+            tables: 4
+                * (limits.positions * c.rotary_dim
+                    + s * limits.pages_for(limits.positions)
+                    + s * limits.positions),
         }
     }
 

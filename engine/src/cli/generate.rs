@@ -92,7 +92,10 @@ impl Generate {
         let dir = self.model.dir()?;
         let plain = self.draft == Some(0) || self.drafter == Some(DrafterName::None);
         if self.drafter == Some(DrafterName::None) && self.draft.is_some_and(|k| k > 0) {
-            bail!("--drafter none proposes nothing, but --draft asks for {}; drop one of them", self.draft.unwrap_or(0));
+            bail!(
+                "--drafter none proposes nothing, but --draft asks for {}; drop one of them",
+                self.draft.unwrap_or(0)
+            );
         }
         let started = Instant::now();
         let from = if plain { MtpFrom::Nowhere } else { MtpFrom::Checkpoint };
@@ -148,9 +151,12 @@ impl Generate {
         let maker = Maker { tokenizer, dir: checkpoint.path(), template };
         if let Some(path) = &self.requests {
             let text = std::fs::read_to_string(path).with_context(|| {
-                format!("{}: cannot be read; --requests wants a file with one JSON object a line", path.display())
+                format!(
+                    "{}: cannot be read; --requests wants a file with one JSON object a line",
+                    path.display()
+                )
             })?;
-            return maker.from_jsonl(&text, path);
+            return maker.jsonl(&text, path);
         }
         let prompt = match &self.prompt {
             Some(prompt) => prompt.clone(),
@@ -164,9 +170,9 @@ impl Generate {
             }
         };
         let made = if self.chat {
-            maker.from_chat(&[Message::new("user", prompt)])?
+            maker.chat(&[Message::new("user", prompt)])?
         } else {
-            maker.from_prompt(&prompt)?
+            maker.prompt(&prompt)?
         };
         Ok(vec![made])
     }
@@ -240,8 +246,14 @@ impl Generate {
         match self.stats {
             StatsFormat::None => {}
             StatsFormat::Json => {
-                let report =
-                    StatsReport { loaded, seconds, tokens_per_second, accept_length: stats.accept_length(), stats, times };
+                let report = StatsReport {
+                    loaded,
+                    seconds,
+                    tokens_per_second,
+                    accept_length: stats.accept_length(),
+                    stats,
+                    times,
+                };
                 eprintln!("{}", serde_json::to_string(&report)?);
             }
             StatsFormat::Text => {
@@ -250,7 +262,11 @@ impl Generate {
                 let drafts = if acceptance.is_empty() {
                     "no drafts".into()
                 } else {
-                    format!("accept length {:.2}, by position {}", stats.accept_length(), acceptance.join(" / "))
+                    format!(
+                        "accept length {:.2}, by position {}",
+                        stats.accept_length(),
+                        acceptance.join(" / ")
+                    )
                 };
                 let share = |d: std::time::Duration| percent(d.as_secs_f64() / seconds);
                 eprintln!(
@@ -338,8 +354,9 @@ fn with_progress(checkpoint: Checkpoint) -> Checkpoint {
     if checkpoint.total_bytes() < WORTH_A_BAR {
         return checkpoint;
     }
-    let style = indicatif::ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {bytes_per_sec}")
-        .expect("the template is ours");
+    let style =
+        indicatif::ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {bytes_per_sec}")
+            .expect("the template is ours");
     let bar = indicatif::ProgressBar::new(checkpoint.total_bytes()).with_style(style);
     checkpoint.with_progress(move |done, total| {
         bar.set_position(done);

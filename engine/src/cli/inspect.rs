@@ -51,7 +51,12 @@ impl Inspect {
 
     fn describe(&self, out: &mut impl Write, c: &Config) -> Result<()> {
         let (full, linear) = (c.count(LayerKind::Full), c.count(LayerKind::Linear));
-        writeln!(out, "hidden {}, {} layers: {linear} gated delta net, {full} full attention", c.hidden, c.layers.len())?;
+        writeln!(
+            out,
+            "hidden {}, {} layers: {linear} gated delta net, {full} full attention",
+            c.hidden,
+            c.layers.len()
+        )?;
         writeln!(
             out,
             "attention: {} query and {} key/value heads of {}, rotary {}, theta {:e}",

@@ -108,7 +108,7 @@ pub(crate) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    pub(crate) fn from_prompt(&self, prompt: &str) -> Result<TextRequest> {
+    pub(crate) fn prompt(&self, prompt: &str) -> Result<TextRequest> {
         let mut made = self.template.clone();
         made.request.prompt = self.tokenizer.encode(prompt)?;
         if made.request.prompt.is_empty() {
@@ -117,17 +117,17 @@ impl Maker<'_> {
         Ok(made)
     }
 
-    pub(crate) fn from_chat(&self, messages: &[Message]) -> Result<TextRequest> {
+    pub(crate) fn chat(&self, messages: &[Message]) -> Result<TextRequest> {
         let template = ChatTemplate::open(self.dir)?;
         let options = ChatOptions { add_generation_prompt: true, ..ChatOptions::default() };
-        self.from_prompt(&template.render(messages, &options)?)
+        self.prompt(&template.render(messages, &options)?)
     }
 
     /// One request of every line that is not blank.
-    pub(crate) fn from_jsonl(&self, text: &str, path: &Path) -> Result<Vec<TextRequest>> {
+    pub(crate) fn jsonl(&self, text: &str, path: &Path) -> Result<Vec<TextRequest>> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let made = lines.map(|(i, line)| {
-            self.from_line(line).with_context(|| format!("{} line {}", path.display(), i + 1))
+            self.line(line).with_context(|| format!("{} line {}", path.display(), i + 1))
         });
         let made: Vec<_> = made.collect::<Result<_>>()?;
         if made.is_empty() {
@@ -136,18 +136,19 @@ impl Maker<'_> {
         Ok(made)
     }
 
-    fn from_line(&self, line: &str) -> Result<TextRequest> {
-        let line: Line = serde_json::from_str(line).context(
-            "is no request; write an object such as {\"prompt\": \"...\", \"max_tokens\": 64}",
-        )?;
+    fn line(&self, line: &str) -> Result<TextRequest> {
+        let line: Line = serde_json::from_str(line)
+            .context("is no request; write an object such as {\"prompt\": \"...\", \"max_tokens\": 64}")?;
         let mut made = match (&line.prompt, &line.messages) {
-            (Some(prompt), None) => self.from_prompt(prompt)?,
+            (Some(prompt), None) => self.prompt(prompt)?,
             (None, Some(messages)) => {
-                let messages: Vec<_> =
-                    messages.iter().map(|m| Message::new(&m.role, &m.content)).collect();
-                self.from_chat(&messages)?
+                let messages: Vec<_> = messages.iter().map(|m| Message::new(&m.role, &m.content)).collect();
+                self.chat(&messages)?
             }
-            _ => bail!("has {} of `prompt` and `messages`; give exactly one", if line.prompt.is_some() { "both" } else { "none" }),
+            _ => bail!(
+                "has {} of `prompt` and `messages`; give exactly one",
+                if line.prompt.is_some() { "both" } else { "none" }
+            ),
         };
         let request = &mut made.request;
         request.max_tokens = line.max_tokens.unwrap_or(request.max_tokens);

@@ -21,11 +21,7 @@ impl<'a> Fields<'a> {
             remedy: "fetch the file again".into(),
         };
         match serde_json::from_str(text) {
-            Ok(Value::Object(map)) => Ok(Self {
-                path,
-                prefix: "",
-                map,
-            }),
+            Ok(Value::Object(map)) => Ok(Self { path, prefix: "", map }),
             Ok(_) => Err(broken("is JSON but not an object".into())),
             Err(e) => Err(broken(format!("is not valid JSON: {e}"))),
         }
@@ -35,14 +31,8 @@ impl<'a> Fields<'a> {
     pub(super) fn object(&self, name: &str, prefix: &'static str) -> Result<Option<Self>> {
         match self.get(name) {
             None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(Self {
-                path: self.path,
-                prefix,
-                map: map.clone(),
-            })),
-            Some(_) => {
-                Err(self.refuse(name, "it must be an object", "fetch the release's own file"))
-            }
+            Some(Value::Object(map)) => Ok(Some(Self { path: self.path, prefix, map: map.clone() })),
+            Some(_) => Err(self.refuse(name, "it must be an object", "fetch the release's own file")),
         }
     }
 
@@ -52,16 +42,8 @@ impl<'a> Fields<'a> {
     }
 
     /// An error about field `name`.
-    pub(super) fn refuse(
-        &self,
-        name: &str,
-        why: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Error {
-        let mut value = self
-            .map
-            .get(name)
-            .map_or("missing".into(), Value::to_string);
+    pub(super) fn refuse(&self, name: &str, why: impl Into<String>, remedy: impl Into<String>) -> Error {
+        let mut value = self.map.get(name).map_or("missing".into(), Value::to_string);
         if value.chars().count() > 100 {
             value = value.chars().take(100).chain("…".chars()).collect();
         }
@@ -79,16 +61,10 @@ impl<'a> Fields<'a> {
         let range = || format!("it must be a whole number from 1 to {max}");
         match (self.get(name), default) {
             (None, Some(default)) => Ok(default),
-            (None, None) => {
-                Err(self.refuse(name, range(), "add it, as in the release's own config.json"))
-            }
+            (None, None) => Err(self.refuse(name, range(), "add it, as in the release's own config.json")),
             (Some(value), _) => match whole(value) {
                 Some(n) if (1..=max as u64).contains(&n) => Ok(n as usize),
-                _ => Err(self.refuse(
-                    name,
-                    range(),
-                    "correct it, or fetch the release's own config.json",
-                )),
+                _ => Err(self.refuse(name, range(), "correct it, or fetch the release's own config.json")),
             },
         }
     }
@@ -100,22 +76,13 @@ impl<'a> Fields<'a> {
             Some(Some(n)) if n <= max as u64 => Ok(n as usize),
             Some(_) => {
                 let why = format!("it must be a whole number from 0 to {max}");
-                Err(self.refuse(
-                    name,
-                    why,
-                    "correct it, or fetch the release's own config.json",
-                ))
+                Err(self.refuse(name, why, "correct it, or fetch the release's own config.json"))
             }
         }
     }
 
     /// A number for which `good` holds; `want` says what that means.
-    pub(super) fn number(
-        &self,
-        name: &str,
-        want: &str,
-        good: impl Fn(f64) -> bool,
-    ) -> Result<Option<f64>> {
+    pub(super) fn number(&self, name: &str, want: &str, good: impl Fn(f64) -> bool) -> Result<Option<f64>> {
         match self.get(name).map(Value::as_f64) {
             None => Ok(None),
             Some(Some(x)) if x.is_finite() && good(x) => Ok(Some(x)),
@@ -159,22 +126,11 @@ impl<'a> Fields<'a> {
             Some(Value::Array(list)) => list.as_slice(),
             Some(value) => std::slice::from_ref(value),
         };
-        let id = |v: &Value| {
-            whole(v)
-                .filter(|&n| n < vocab as u64)
-                .and_then(|n| u32::try_from(n).ok())
-        };
-        list.iter()
-            .map(id)
-            .collect::<Option<Vec<u32>>>()
-            .ok_or_else(|| {
-                let why = format!("token ids are whole numbers below the vocabulary's {vocab}");
-                self.refuse(
-                    name,
-                    why,
-                    "correct it; the file may belong to another model",
-                )
-            })
+        let id = |v: &Value| whole(v).filter(|&n| n < vocab as u64).and_then(|n| u32::try_from(n).ok());
+        list.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(|| {
+            let why = format!("token ids are whole numbers below the vocabulary's {vocab}");
+            self.refuse(name, why, "correct it; the file may belong to another model")
+        })
     }
 }
 

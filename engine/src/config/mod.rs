@@ -149,11 +149,7 @@ impl Config {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(source) => {
                 let remedy = "make it readable, or remove it to use config.json alone".into();
-                return Err(Error::Io {
-                    path,
-                    source,
-                    remedy,
-                });
+                return Err(Error::Io { path, source, remedy });
             }
         }
         Ok(config)
@@ -166,11 +162,7 @@ impl Config {
             Ok(text) => Self::parse(&text, &path),
             Err(source) => {
                 let remedy = "point --model at a directory that holds a Qwen3.5 checkpoint".into();
-                Err(Error::Io {
-                    path,
-                    source,
-                    remedy,
-                })
+                Err(Error::Io { path, source, remedy })
             }
         }
     }

@@ -25,18 +25,10 @@ pub(super) fn config(root: Fields<'_>) -> Result<Config> {
     let (model_type, moe) = model_type(&root, text)?;
     refuse_unsupported(&root, text)?;
 
-    let hidden = text.size(
-        "hidden_size",
-        Some(if moe { 2048 } else { 4096 }),
-        max::HIDDEN,
-    )?;
+    let hidden = text.size("hidden_size", Some(if moe { 2048 } else { 4096 }), max::HIDDEN)?;
     let layers = layers(text, moe)?;
     let heads = text.size("num_attention_heads", Some(16), max::HEADS)?;
-    let kv_heads = text.size(
-        "num_key_value_heads",
-        Some(if moe { 2 } else { 4 }),
-        max::HEADS,
-    )?;
+    let kv_heads = text.size("num_key_value_heads", Some(if moe { 2 } else { 4 }), max::HEADS)?;
     if !heads.is_multiple_of(kv_heads) {
         let why = format!("it must divide num_attention_heads, which is {heads}");
         return Err(text.refuse("num_key_value_heads", why, "correct one of the two"));
@@ -45,9 +37,7 @@ pub(super) fn config(root: Fields<'_>) -> Result<Config> {
     let (rope_theta, rotary_dim) = rope(text, head_dim)?;
     let vocab = text.size("vocab_size", Some(248_320), max::VOCAB)?;
     let positive = |x: f64| x > 0.0 && x < 1.0 && x as f32 > 0.0;
-    let eps = text
-        .number("rms_norm_eps", "a number above 0 and below 1", positive)?
-        .unwrap_or(1e-6) as f32;
+    let eps = text.number("rms_norm_eps", "a number above 0 and below 1", positive)?.unwrap_or(1e-6) as f32;
     let tied = text.flag("tie_word_embeddings")?.unwrap_or(false)
         || root.flag("tie_word_embeddings")?.unwrap_or(false);
     let mut eos = text.tokens("eos_token_id", vocab)?;
@@ -80,11 +70,7 @@ pub(super) fn config(root: Fields<'_>) -> Result<Config> {
 
 /// The text model's type, and whether it has experts.
 fn model_type(root: &Fields<'_>, text: &Fields<'_>) -> Result<(String, bool)> {
-    let owner = if text.get("model_type").is_some() {
-        text
-    } else {
-        root
-    };
+    let owner = if text.get("model_type").is_some() { text } else { root };
     match owner.text("model_type")? {
         Some(name @ ("qwen3_5" | "qwen3_5_text")) => Ok((name.into(), false)),
         Some(name @ ("qwen3_5_moe" | "qwen3_5_moe_text")) => Ok((name.into(), true)),
@@ -101,36 +87,16 @@ fn refuse_unsupported(root: &Fields<'_>, text: &Fields<'_>) -> Result<()> {
     for at in [root, text] {
         if at.get("quantization_config").is_some() {
             let why = "quantised weights are not implemented";
-            return Err(at.refuse(
-                "quantization_config",
-                why,
-                "use the BF16 release of the model",
-            ));
+            return Err(at.refuse("quantization_config", why, "use the BF16 release of the model"));
         }
     }
     text.only("hidden_act", &["silu"])?;
     text.only("output_gate_type", &["silu", "swish"])?;
     let flags = [
-        (
-            "attention_bias",
-            true,
-            "no Qwen3.5 model has biases and the engine adds none",
-        ),
-        (
-            "attn_output_gate",
-            false,
-            "attention without an output gate is not implemented",
-        ),
-        (
-            "norm_topk_prob",
-            false,
-            "the weights of the chosen experts are always renormalised",
-        ),
-        (
-            "mtp_use_dedicated_embeddings",
-            true,
-            "the MTP head shares the model's embedding and output head",
-        ),
+        ("attention_bias", true, "no Qwen3.5 model has biases and the engine adds none"),
+        ("attn_output_gate", false, "attention without an output gate is not implemented"),
+        ("norm_topk_prob", false, "the weights of the chosen experts are always renormalised"),
+        ("mtp_use_dedicated_embeddings", true, "the MTP head shares the model's embedding and output head"),
     ];
     for (name, bad, why) in flags {
         if text.flag(name)? == Some(bad) {
@@ -141,22 +107,12 @@ fn refuse_unsupported(root: &Fields<'_>, text: &Fields<'_>) -> Result<()> {
 }
 
 fn layers(text: &Fields<'_>, moe: bool) -> Result<Vec<LayerKind>> {
-    let count = text.size(
-        "num_hidden_layers",
-        Some(if moe { 40 } else { 32 }),
-        max::LAYERS,
-    )?;
+    let count = text.size("num_hidden_layers", Some(if moe { 40 } else { 32 }), max::LAYERS)?;
     let interval = text.size("full_attention_interval", Some(4), max::LAYERS)?;
     let remedy = "fetch the release's own config.json";
     match text.get("layer_types") {
         None => Ok((1..=count)
-            .map(|i| {
-                if i.is_multiple_of(interval) {
-                    LayerKind::Full
-                } else {
-                    LayerKind::Linear
-                }
-            })
+            .map(|i| if i.is_multiple_of(interval) { LayerKind::Full } else { LayerKind::Linear })
             .collect()),
         Some(Value::Array(list)) if list.len() == count => list
             .iter()
@@ -165,9 +121,8 @@ fn layers(text: &Fields<'_>, moe: bool) -> Result<Vec<LayerKind>> {
                 Some("linear_attention") => Ok(LayerKind::Linear),
                 Some("full_attention") => Ok(LayerKind::Full),
                 _ => {
-                    let why = format!(
-                        "entry {i} is {kind}; layers are \"linear_attention\" or \"full_attention\""
-                    );
+                    let why =
+                        format!("entry {i} is {kind}; layers are \"linear_attention\" or \"full_attention\"");
                     Err(text.refuse("layer_types", why, remedy))
                 }
             })
@@ -210,9 +165,7 @@ fn rope(text: &Fields<'_>, head_dim: usize) -> Result<(f64, usize)> {
             "add it; releases have 10000000",
         ));
     };
-    let factor = first("partial_rotary_factor", "above 0 and at most 1", &|x| {
-        x > 0.0 && x <= 1.0
-    })?;
+    let factor = first("partial_rotary_factor", "above 0 and at most 1", &|x| x > 0.0 && x <= 1.0)?;
     let factor = factor.unwrap_or(0.25);
     let rotary = (head_dim as f64 * factor) as usize;
     if rotary == 0 || !rotary.is_multiple_of(2) {
@@ -237,10 +190,7 @@ fn gdn(text: &Fields<'_>) -> Result<Gdn> {
         conv_width: text.size("linear_conv_kernel_dim", Some(4), max::CONV_WIDTH)?,
     };
     if !gdn.v_heads.is_multiple_of(gdn.k_heads) {
-        let why = format!(
-            "it must be a multiple of linear_num_key_heads, which is {}",
-            gdn.k_heads
-        );
+        let why = format!("it must be a multiple of linear_num_key_heads, which is {}", gdn.k_heads);
         return Err(text.refuse("linear_num_value_heads", why, "correct one of the two"));
     }
     Ok(gdn)
@@ -261,23 +211,16 @@ fn feed_forward(text: &Fields<'_>, moe: bool) -> Result<FeedForward> {
         experts,
         top_k,
         intermediate: text.size("moe_intermediate_size", Some(512), max::INTERMEDIATE)?,
-        shared_intermediate: text.size(
-            "shared_expert_intermediate_size",
-            Some(512),
-            max::INTERMEDIATE,
-        )?,
+        shared_intermediate: text.size("shared_expert_intermediate_size", Some(512), max::INTERMEDIATE)?,
     })
 }
 
 fn mtp_layers(text: &Fields<'_>) -> Result<usize> {
     let layers = text.count("mtp_num_hidden_layers", 0, max::LAYERS)?;
     if layers > 1 {
-        let why = "a head of one layer, applied repeatedly, is what is implemented and what every release has";
-        return Err(text.refuse(
-            "mtp_num_hidden_layers",
-            why,
-            "set it to 0 to run without speculation",
-        ));
+        let why =
+            "a head of one layer, applied repeatedly, is what is implemented and what every release has";
+        return Err(text.refuse("mtp_num_hidden_layers", why, "set it to 0 to run without speculation"));
     }
     Ok(layers)
 }
@@ -288,16 +231,8 @@ pub(super) fn generation(config: &mut Config, root: Fields<'_>) -> Result<()> {
     if !eos.is_empty() {
         config.eos = eos;
     }
-    config.bos = root
-        .tokens("bos_token_id", config.vocab)?
-        .first()
-        .copied()
-        .or(config.bos);
-    config.pad = root
-        .tokens("pad_token_id", config.vocab)?
-        .first()
-        .copied()
-        .or(config.pad);
+    config.bos = root.tokens("bos_token_id", config.vocab)?.first().copied().or(config.bos);
+    config.pad = root.tokens("pad_token_id", config.vocab)?.first().copied().or(config.pad);
     let f32s = |name, want, good: fn(f64) -> bool| -> Result<Option<f32>> {
         Ok(root.number(name, want, good)?.map(|x| x as f32))
     };
@@ -305,18 +240,12 @@ pub(super) fn generation(config: &mut Config, root: Fields<'_>) -> Result<()> {
     let top_k = root.count("top_k", 0, usize::MAX)?;
     config.sampling = Sampling {
         sample: root.flag("do_sample")?.unwrap_or(false),
-        temperature: f32s("temperature", "0 or more, at most 100", |x| {
-            (0.0..=100.0).contains(&x)
-        })?,
+        temperature: f32s("temperature", "0 or more, at most 100", |x| (0.0..=100.0).contains(&x))?,
         top_k: (top_k > 0).then_some(top_k),
         top_p: f32s("top_p", "above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?,
         min_p: f32s("min_p", "from 0 to 1", |x| (0.0..=1.0).contains(&x))?,
-        presence_penalty: f32s("presence_penalty", "from -2 to 2", |x| {
-            (-2.0..=2.0).contains(&x)
-        })?,
-        repetition_penalty: f32s("repetition_penalty", "above 0, at most 100", |x| {
-            x > 0.0 && x <= 100.0
-        })?,
+        presence_penalty: f32s("presence_penalty", "from -2 to 2", |x| (-2.0..=2.0).contains(&x))?,
+        repetition_penalty: f32s("repetition_penalty", "above 0, at most 100", |x| x > 0.0 && x <= 100.0)?,
     };
     Ok(())
 }

@@ -18,12 +18,7 @@ const fn dense(intermediate: usize) -> FeedForward {
 }
 
 const fn moe(experts: usize, top_k: usize, intermediate: usize) -> FeedForward {
-    FeedForward::Moe {
-        experts,
-        top_k,
-        intermediate,
-        shared_intermediate: intermediate,
-    }
+    FeedForward::Moe { experts, top_k, intermediate, shared_intermediate: intermediate }
 }
 
 #[rustfmt::skip]
@@ -50,39 +45,20 @@ pub const PRESETS: [&str; GEOMETRIES.len()] = {
 };
 
 pub(super) fn preset(name: &str) -> Option<Config> {
-    let g = GEOMETRIES
-        .iter()
-        .find(|g| g.name.eq_ignore_ascii_case(name))?;
+    let g = GEOMETRIES.iter().find(|g| g.name.eq_ignore_ascii_case(name))?;
     let moe = matches!(g.ffn, FeedForward::Moe { .. });
     Some(Config {
-        model_type: if moe {
-            "qwen3_5_moe_text"
-        } else {
-            "qwen3_5_text"
-        }
-        .into(),
+        model_type: if moe { "qwen3_5_moe_text" } else { "qwen3_5_text" }.into(),
         hidden: g.hidden,
         layers: (1..=g.layers)
-            .map(|i| {
-                if i.is_multiple_of(4) {
-                    LayerKind::Full
-                } else {
-                    LayerKind::Linear
-                }
-            })
+            .map(|i| if i.is_multiple_of(4) { LayerKind::Full } else { LayerKind::Linear })
             .collect(),
         heads: g.heads,
         kv_heads: g.kv_heads,
         head_dim: 256,
         rotary_dim: 64,
         rope_theta: 1e7,
-        gdn: Gdn {
-            k_heads: 16,
-            v_heads: g.v_heads,
-            k_dim: 128,
-            v_dim: 128,
-            conv_width: 4,
-        },
+        gdn: Gdn { k_heads: 16, v_heads: g.v_heads, k_dim: 128, v_dim: 128, conv_width: 4 },
         ffn: g.ffn,
         vocab: 248_320,
         eps: 1e-6,

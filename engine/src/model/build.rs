@@ -58,10 +58,7 @@ impl<B: EngineBackend> Upload<'_, B> {
         })
     }
 
-    fn attention<A: Activation>(
-        &self,
-        a: &weights::Attention<TensorRef<'_>>,
-    ) -> Result<Attention<B, A>> {
+    fn attention<A: Activation>(&self, a: &weights::Attention<TensorRef<'_>>) -> Result<Attention<B, A>> {
         Ok(Attention {
             qkv: self.matrix(&[a.q_proj, a.k_proj, a.v_proj])?,
             out: self.matrix(&[a.o_proj])?,

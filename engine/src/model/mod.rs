@@ -14,8 +14,8 @@ use kernels_attn::AttnBackend;
 use kernels_conv::ConvBackend;
 use kernels_core::{Activation, Backend, DeviceInfo, Rows, Tensor, TensorMut};
 use kernels_dense::{
-    ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, EmbedProblem, Epilogue,
-    Head, HeadArgs, HeadProblem, Linear, LinearArgs, LinearProblem, Norm, NormArgs, NormProblem,
+    ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, EmbedProblem, Epilogue, Head, HeadArgs,
+    HeadProblem, Linear, LinearArgs, LinearProblem, Norm, NormArgs, NormProblem,
 };
 use kernels_gdn::GdnBackend;
 use kernels_spec::SpecBackend;

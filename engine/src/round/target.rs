@@ -10,8 +10,8 @@ use crate::{
 use kernels_core::{Activation, Tensor, TensorMut};
 use kernels_spec::{
     Accept, AcceptArgs, Advance, AdvanceArgs, AdvanceProblem, Emit, EmitArgs, HiddenProblem, LastRows,
-    LastRowsArgs, PrefillInputs, PrefillInputsArgs, Problem, RowTable, Sample, SampleArgs, SampleProblem, State, Stop,
-    StopArgs, StopProblem, TakeLast, TakeLastArgs, TargetInputs, TargetInputsArgs,
+    LastRowsArgs, PrefillInputs, PrefillInputsArgs, Problem, RowTable, Sample, SampleArgs, SampleProblem,
+    State, Stop, StopArgs, StopProblem, TakeLast, TakeLastArgs, TargetInputs, TargetInputsArgs,
 };
 
 /// What a pass brought for one sequence.
@@ -29,11 +29,7 @@ pub struct Outcome {
 
 impl<B: EngineBackend, A: Activation> Core<B, A> {
     /// Computes the next prompt rows of each (slot, rows), and where that ends a prompt, the first token.
-    pub fn prefill(
-        &mut self,
-        chunks: &[(usize, usize)],
-        tap: Option<Tap<'_, B, A>>,
-    ) -> Result<Vec<Outcome>> {
+    pub fn prefill(&mut self, chunks: &[(usize, usize)], tap: Option<Tap<'_, B, A>>) -> Result<Vec<Outcome>> {
         let sequences = chunks.len();
         let rows: usize = chunks.iter().map(|(_, rows)| rows).sum();
         let max_rows = chunks.iter().map(|(_, rows)| *rows).max().unwrap_or(0);
@@ -212,12 +208,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             rows: choosing.lend(),
         };
         Accept::plan(base, device)?.run(on, args)?;
-        let problem = StopProblem {
-            base,
-            max_eos: MAX_EOS,
-            max_stops: MAX_STOPS,
-            max_stop_length: MAX_STOP_LENGTH,
-        };
+        let problem =
+            StopProblem { base, max_eos: MAX_EOS, max_stops: MAX_STOPS, max_stop_length: MAX_STOP_LENGTH };
         let args = StopArgs {
             accepted: TensorMut::of(&mut self.accepted, [sequences]),
             slots: table.lend(),
@@ -262,7 +254,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
                 Some(State::Length) => Some(Finish::Length),
                 _ => None,
             };
-            let drafts = if kind == Kind::Decode { (offsets[i + 1] - offsets[i]).saturating_sub(1) } else { 0 };
+            let drafts =
+                if kind == Kind::Decode { (offsets[i + 1] - offsets[i]).saturating_sub(1) } else { 0 };
             Outcome { drafts, tokens, finish, error }
         };
         Ok(emitted.chunks_exact(width).enumerate().map(outcome).collect())

@@ -176,7 +176,9 @@ fn read(path: &Path) -> Result<Option<String>> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { path: path.to_owned(), source, remedy: "make it readable UTF-8".into() }),
+        Err(source) => {
+            Err(Error::Io { path: path.to_owned(), source, remedy: "make it readable UTF-8".into() })
+        }
     }
 }
 
@@ -228,11 +230,19 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, minijinja::Error> {
 struct PythonJson;
 
 impl serde_json::ser::Formatter for PythonJson {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { Ok(()) } else { out.write_all(b", ") }
     }
 
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { Ok(()) } else { out.write_all(b", ") }
     }
 

@@ -62,7 +62,8 @@ impl Tokenizer {
         match std::fs::read(&path) {
             Ok(bytes) => Self::parse(&bytes, &path),
             Err(source) => {
-                let remedy = "fetch tokenizer.json of the same release (vocab.json and merges.txt are not read)";
+                let remedy =
+                    "fetch tokenizer.json of the same release (vocab.json and merges.txt are not read)";
                 Err(Error::Io { path, source, remedy: remedy.into() })
             }
         }

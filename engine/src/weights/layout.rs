@@ -109,15 +109,10 @@ impl<T> Experts<T> {
     /// Applies `f` to every tensor.
     pub fn try_map<U, E>(&self, f: &mut impl FnMut(&T) -> Result<U, E>) -> Result<Experts<U>, E> {
         Ok(match self {
-            Experts::Fused { gate_up, down } => Experts::Fused {
-                gate_up: f(gate_up)?,
-                down: f(down)?,
-            },
-            Experts::Split(list) => Experts::Split(
-                list.iter()
-                    .map(|e| e.try_map(f))
-                    .collect::<Result<_, E>>()?,
-            ),
+            Experts::Fused { gate_up, down } => Experts::Fused { gate_up: f(gate_up)?, down: f(down)? },
+            Experts::Split(list) => {
+                Experts::Split(list.iter().map(|e| e.try_map(f)).collect::<Result<_, E>>()?)
+            }
         })
     }
 }
@@ -244,11 +239,7 @@ impl<T> Model<T> {
     pub fn try_map<U, E>(&self, f: &mut impl FnMut(&T) -> Result<U, E>) -> Result<Model<U>, E> {
         Ok(Model {
             embed: f(&self.embed)?,
-            layers: self
-                .layers
-                .iter()
-                .map(|l| l.try_map(f))
-                .collect::<Result<_, E>>()?,
+            layers: self.layers.iter().map(|l| l.try_map(f)).collect::<Result<_, E>>()?,
             final_norm: f(&self.final_norm)?,
             lm_head: self.lm_head.as_ref().map(&mut *f).transpose()?,
             mtp: self.mtp.as_ref().map(|mtp| mtp.try_map(f)).transpose()?,
@@ -267,13 +258,7 @@ pub(super) struct Naming<'a> {
 impl Model<TensorSpec> {
     /// What `config` asks for, named as the releases name it, experts fused.
     pub fn of(config: &Config) -> Self {
-        Self::named(
-            config,
-            &Naming {
-                prefix: "model.language_model.",
-                split: &|_| false,
-            },
-        )
+        Self::named(config, &Naming { prefix: "model.language_model.", split: &|_| false })
     }
 
     pub(super) fn named(config: &Config, naming: &Naming<'_>) -> Self {
@@ -315,10 +300,7 @@ pub fn required_tensors(config: &Config) -> impl Iterator<Item = TensorSpec> {
 }
 
 fn spec<const N: usize>(prefix: &str, name: &str, shape: [usize; N]) -> TensorSpec {
-    TensorSpec {
-        name: format!("{prefix}{name}"),
-        shape: shape.to_vec(),
-    }
+    TensorSpec { name: format!("{prefix}{name}"), shape: shape.to_vec() }
 }
 
 fn layer(config: &Config, naming: &Naming<'_>, at: &str, kind: LayerKind) -> Layer<TensorSpec> {
@@ -327,21 +309,12 @@ fn layer(config: &Config, naming: &Naming<'_>, at: &str, kind: LayerKind) -> Lay
         input_norm: spec(at, "input_layernorm.weight", [h]),
         mixer: match kind {
             LayerKind::Full => Mixer::Full(attention(config, &format!("{at}self_attn."))),
-            LayerKind::Linear => {
-                Mixer::Linear(linear_attention(config, &format!("{at}linear_attn.")))
-            }
+            LayerKind::Linear => Mixer::Linear(linear_attention(config, &format!("{at}linear_attn."))),
         },
         post_attention_norm: spec(at, "post_attention_layernorm.weight", [h]),
         ffn: match config.ffn {
-            FeedForward::Dense { intermediate } => {
-                Ffn::Dense(mlp(&format!("{at}mlp."), intermediate, h))
-            }
-            FeedForward::Moe {
-                experts,
-                intermediate,
-                shared_intermediate,
-                ..
-            } => {
+            FeedForward::Dense { intermediate } => Ffn::Dense(mlp(&format!("{at}mlp."), intermediate, h)),
+            FeedForward::Moe { experts, intermediate, shared_intermediate, .. } => {
                 let under = format!("{at}mlp.experts.");
                 Ffn::Moe(Moe {
                     router: spec(at, "mlp.gate.weight", [experts, h]),
@@ -381,11 +354,7 @@ fn linear_attention(config: &Config, at: &str) -> LinearAttention<TensorSpec> {
         in_proj_z: spec(at, "in_proj_z.weight", [gdn.v_width(), h]),
         in_proj_b: spec(at, "in_proj_b.weight", [gdn.v_heads, h]),
         in_proj_a: spec(at, "in_proj_a.weight", [gdn.v_heads, h]),
-        conv1d: spec(
-            at,
-            "conv1d.weight",
-            [gdn.conv_channels(), 1, gdn.conv_width],
-        ),
+        conv1d: spec(at, "conv1d.weight", [gdn.conv_channels(), 1, gdn.conv_width]),
         a_log: spec(at, "A_log", [gdn.v_heads]),
         dt_bias: spec(at, "dt_bias", [gdn.v_heads]),
         norm: spec(at, "norm.weight", [gdn.v_dim]),

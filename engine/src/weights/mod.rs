@@ -98,11 +98,7 @@ impl Checkpoint {
         let head = match &options.mtp {
             MtpFrom::Nowhere => Head::Ignored,
             MtpFrom::Path(path) => {
-                sources.push(if path.is_dir() {
-                    Source::open(path)?
-                } else {
-                    Source::open_file(path)?
-                });
+                sources.push(if path.is_dir() { Source::open(path)? } else { Source::open_file(path)? });
                 Head::Used
             }
             MtpFrom::Checkpoint => match (config.mtp_layers, has_head(&sources[0])) {
@@ -158,21 +154,14 @@ impl Checkpoint {
 
     /// The MTP head, where there is one and it is used; else [`verdict`](Self::verdict) says why not.
     pub fn mtp(&self) -> Option<Mtp<TensorRef<'_>>> {
-        self.model
-            .mtp
-            .as_ref()
-            .map(|mtp| infallible(mtp.try_map(&mut |at| Ok(self.at(*at)))))
+        self.model.mtp.as_ref().map(|mtp| infallible(mtp.try_map(&mut |at| Ok(self.at(*at)))))
     }
 
     /// The MTP head, or the error that tells a user who asked for speculation why there is none.
     pub fn require_mtp(&self) -> Result<Mtp<TensorRef<'_>>> {
         self.mtp().ok_or_else(|| {
             let (why, remedy) = self.verdict.head.why_not();
-            Error::NoDraftHead {
-                path: self.path().to_owned(),
-                why: why.into(),
-                remedy: remedy.into(),
-            }
+            Error::NoDraftHead { path: self.path().to_owned(), why: why.into(), remedy: remedy.into() }
         })
     }
 
@@ -266,11 +255,7 @@ fn dtype(dtype: Dtype) -> Option<DType> {
 /// Releases say `model.language_model.`, text-only exports `model.`.
 fn prefix(source: &Source) -> &'static str {
     let nested = "model.language_model.";
-    if source.names().any(|name| name.starts_with(nested)) {
-        nested
-    } else {
-        "model."
-    }
+    if source.names().any(|name| name.starts_with(nested)) { nested } else { "model." }
 }
 
 /// Heads of fine-tunes that live under `mtp.` and are not the MTP head.
@@ -290,17 +275,9 @@ fn resolve(config: &Config, prefix: &str, sources: &[Source]) -> Result<Model<At
     let split = |under: &str| {
         let source = &sources[source_of(under)];
         source.place(&format!("{under}gate_up_proj")).is_none()
-            && source
-                .place(&format!("{under}0.gate_proj.weight"))
-                .is_some()
+            && source.place(&format!("{under}0.gate_proj.weight")).is_some()
     };
-    let wanted = Model::named(
-        config,
-        &Naming {
-            prefix,
-            split: &split,
-        },
-    );
+    let wanted = Model::named(config, &Naming { prefix, split: &split });
     let mut missing = 0;
     let found: Result<Model<At>> = wanted.try_map(&mut |want| {
         let source = source_of(&want.name);
@@ -311,42 +288,21 @@ fn resolve(config: &Config, prefix: &str, sources: &[Source]) -> Result<Model<At
         let entry = sources[source].entry(place);
         if dtype(entry.dtype).is_none() {
             let got = format!("{:?}", entry.dtype);
-            return Err(Error::TensorType {
-                path: path(),
-                name: want.name.clone(),
-                got,
-            });
+            return Err(Error::TensorType { path: path(), name: want.name.clone(), got });
         }
         if entry.shape != want.shape {
             let (got, want) = (entry.shape.clone(), want.shape.clone());
-            return Err(Error::TensorShape {
-                path: path(),
-                name: entry.name.clone(),
-                got,
-                want,
-            });
+            return Err(Error::TensorShape { path: path(), name: entry.name.clone(), got, want });
         }
         Ok(At { source, place })
     });
     found.map_err(|error| match error {
-        Error::MissingTensor {
-            path,
-            name,
-            want,
-            remedy,
-            ..
-        } => {
+        Error::MissingTensor { path, name, want, remedy, .. } => {
             infallible(wanted.try_map(&mut |want| {
                 missing += usize::from(sources[source_of(&want.name)].place(&want.name).is_none());
                 Ok(())
             }));
-            Error::MissingTensor {
-                path,
-                name,
-                want,
-                others: missing - 1,
-                remedy,
-            }
+            Error::MissingTensor { path, name, want, others: missing - 1, remedy }
         }
         other => other,
     })
@@ -419,11 +375,7 @@ fn same_as_embedding(dir: &Path, source: &Source, prefix: &str) -> Result<()> {
     let bytes = |name: &str| {
         let place = source.place(name)?;
         let entry = source.entry(place);
-        Some((
-            entry.dtype,
-            entry.shape.as_slice(),
-            source.shards[place.shard].bytes(place.entry),
-        ))
+        Some((entry.dtype, entry.shape.as_slice(), source.shards[place.shard].bytes(place.entry)))
     };
     if bytes("lm_head.weight") == bytes(&format!("{prefix}embed_tokens.weight")) {
         return Ok(());
@@ -433,7 +385,6 @@ fn same_as_embedding(dir: &Path, source: &Source, prefix: &str) -> Result<()> {
         field: "tie_word_embeddings".into(),
         value: "true".into(),
         why: "the checkpoint has an `lm_head.weight` that differs from its embedding".into(),
-        remedy: "set it to false in config.json, also inside text_config, or remove that tensor"
-            .into(),
+        remedy: "set it to false in config.json, also inside text_config, or remove that tensor".into(),
     })
 }

@@ -41,35 +41,20 @@ pub struct Entry {
 /// assert!(error.to_string().contains("truncated"));
 /// ```
 pub fn parse_header(file: &[u8], path: &Path) -> Result<Vec<Entry>> {
-    let refuse = |what: String, remedy: &str| Error::Malformed {
-        path: path.to_owned(),
-        what,
-        remedy: remedy.into(),
-    };
+    let refuse =
+        |what: String, remedy: &str| Error::Malformed { path: path.to_owned(), what, remedy: remedy.into() };
     const AGAIN: &str = "fetch the file again";
     let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
-        return Err(refuse(
-            format!(
-                "is truncated: {} bytes hold no safetensors header",
-                file.len()
-            ),
-            AGAIN,
-        ));
+        return Err(refuse(format!("is truncated: {} bytes hold no safetensors header", file.len()), AGAIN));
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
         let what = format!("is not a safetensors file: it announces a header of {length} bytes");
-        return Err(refuse(
-            what,
-            "fetch the file again; a text file in its place is a download that failed",
-        ));
+        return Err(refuse(what, "fetch the file again; a text file in its place is a download that failed"));
     }
     let length = length as usize;
     let Some((header, data)) = rest.split_at_checked(length) else {
-        let what = format!(
-            "is truncated: its header has {length} bytes, the file {} in all",
-            file.len()
-        );
+        let what = format!("is truncated: its header has {length} bytes, the file {} in all", file.len());
         return Err(refuse(what, AGAIN));
     };
     // `SafeTensors::read_metadata` does the same, but adds sizes unchecked and does not say what is short.
@@ -90,12 +75,7 @@ pub fn parse_header(file: &[u8], path: &Path) -> Result<Vec<Entry>> {
     }
     let entry = |(name, info): (String, &TensorInfo)| {
         let (from, to) = info.data_offsets;
-        Entry {
-            name,
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            bytes: start + from..start + to,
-        }
+        Entry { name, dtype: info.dtype, shape: info.shape.clone(), bytes: start + from..start + to }
     };
     Ok(metadata.tensors().into_iter().map(entry).collect())
 }
@@ -133,10 +113,6 @@ impl Shard {
     }
 
     pub(super) fn file_name(&self) -> String {
-        self.path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned()
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 }

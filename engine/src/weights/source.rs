@@ -38,11 +38,7 @@ impl Source {
             Ok(text) => Some(parse_index(&text, &index)?),
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(source) => {
-                return Err(Error::Io {
-                    path: index,
-                    source,
-                    remedy: "make it readable".into(),
-                });
+                return Err(Error::Io { path: index, source, remedy: "make it readable".into() });
             }
         };
         let wanted: BTreeSet<String> = match &weight_map {
@@ -62,16 +58,8 @@ impl Source {
             }
             shards.push(Shard::open(path)?);
         }
-        let stray = found
-            .into_iter()
-            .filter(|name| !wanted.contains(name))
-            .collect();
-        let source = Self {
-            path: dir.to_owned(),
-            table: table(&shards)?,
-            shards,
-            stray,
-        };
+        let stray = found.into_iter().filter(|name| !wanted.contains(name)).collect();
+        let source = Self { path: dir.to_owned(), table: table(&shards)?, shards, stray };
         if let Some(map) = weight_map {
             source.check_index(&index, &map)?;
         }
@@ -81,12 +69,7 @@ impl Source {
     /// Opens one safetensors file.
     pub(super) fn open_file(path: &Path) -> Result<Self> {
         let shards = vec![Shard::open(path.to_owned())?];
-        Ok(Self {
-            path: path.to_owned(),
-            table: table(&shards)?,
-            shards,
-            stray: Vec::new(),
-        })
+        Ok(Self { path: path.to_owned(), table: table(&shards)?, shards, stray: Vec::new() })
     }
 
     pub(super) fn place(&self, name: &str) -> Option<Place> {
@@ -104,32 +87,21 @@ impl Source {
 
     /// The index must name every tensor of its shards, each in the shard it is in.
     fn check_index(&self, index: &Path, map: &BTreeMap<String, String>) -> Result<()> {
-        let refuse = |what, remedy: &str| Error::Malformed {
-            path: index.to_owned(),
-            what,
-            remedy: remedy.into(),
-        };
+        let refuse =
+            |what, remedy: &str| Error::Malformed { path: index.to_owned(), what, remedy: remedy.into() };
         for (name, file) in map {
-            let holder = self
-                .place(name)
-                .map(|place| self.shards[place.shard].file_name());
+            let holder = self.place(name).map(|place| self.shards[place.shard].file_name());
             if holder.as_ref() != Some(file) {
                 let but = holder.map_or("no shard has it".into(), |h| format!("it is in {h}"));
                 let what = format!("says that tensor `{name}` is in {file}, but {but}");
-                return Err(refuse(
-                    what,
-                    "fetch the index and the shards from one release",
-                ));
+                return Err(refuse(what, "fetch the index and the shards from one release"));
             }
         }
         if let Some(name) = self.names().filter(|name| !map.contains_key(*name)).min() {
             let place = self.table[name];
             let file = self.shards[place.shard].file_name();
             let what = format!("does not list tensor `{name}`, which is in {file}");
-            return Err(refuse(
-                what,
-                "add it to the index, or fetch both from one release",
-            ));
+            return Err(refuse(what, "add it to the index, or fetch both from one release"));
         }
         Ok(())
     }
@@ -155,20 +127,15 @@ fn safetensors_in(dir: &Path) -> Result<BTreeSet<String>> {
 
 fn no_weights(dir: &Path, found: &BTreeSet<String>) -> Error {
     let (what, remedy) = match found.first() {
-        None => (
-            "no safetensors file is here".to_owned(),
-            format!("fetch {SINGLE}, or {INDEX} and its shards"),
-        ),
+        None => {
+            ("no safetensors file is here".to_owned(), format!("fetch {SINGLE}, or {INDEX} and its shards"))
+        }
         Some(one) => (
             format!("neither {INDEX} nor {SINGLE} is here, so what {one} is part of is not known"),
             format!("fetch {INDEX} of the same release"),
         ),
     };
-    Error::Malformed {
-        path: dir.to_owned(),
-        what,
-        remedy,
-    }
+    Error::Malformed { path: dir.to_owned(), what, remedy }
 }
 
 /// Tensor name to file name.
@@ -178,8 +145,7 @@ fn parse_index(text: &[u8], path: &Path) -> Result<BTreeMap<String, String>> {
         what,
         remedy: "fetch the index of the same release again".into(),
     };
-    let index: Value =
-        serde_json::from_slice(text).map_err(|e| refuse(format!("is not valid JSON: {e}")))?;
+    let index: Value = serde_json::from_slice(text).map_err(|e| refuse(format!("is not valid JSON: {e}")))?;
     let Some(Value::Object(map)) = index.get("weight_map") else {
         return Err(refuse("has no object `weight_map`".into()));
     };
@@ -189,15 +155,10 @@ fn parse_index(text: &[u8], path: &Path) -> Result<BTreeMap<String, String>> {
     map.iter()
         .map(|(name, file)| match file.as_str() {
             // A name with a directory in it could reach outside of the checkpoint.
-            Some(file)
-                if Path::new(file).file_name().is_some_and(|n| n == file)
-                    && !file.contains('\\') =>
-            {
+            Some(file) if Path::new(file).file_name().is_some_and(|n| n == file) && !file.contains('\\') => {
                 Ok((name.clone(), file.to_owned()))
             }
-            _ => Err(refuse(format!(
-                "puts tensor `{name}` into {file}, which is not a plain file name"
-            ))),
+            _ => Err(refuse(format!("puts tensor `{name}` into {file}, which is not a plain file name"))),
         })
         .collect()
 }

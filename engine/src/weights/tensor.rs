@@ -95,17 +95,9 @@ impl<'a> TensorRef<'a> {
 
     /// Converts; when asked to, stops at the first value that `A` cannot represent.
     fn read<A: Activation>(&self, out: &mut [A], exact: bool) -> Option<(usize, f32)> {
-        assert_eq!(
-            out.len(),
-            self.elements(),
-            "the destination of `{}` has another size",
-            self.name
-        );
+        assert_eq!(out.len(), self.elements(), "the destination of `{}` has another size", self.name);
         let size = self.bytes.len() / out.len().max(1);
-        for (i, (out, bytes)) in out
-            .chunks_mut(STRIP)
-            .zip(self.bytes.chunks(STRIP * size.max(1)))
-            .enumerate()
+        for (i, (out, bytes)) in out.chunks_mut(STRIP).zip(self.bytes.chunks(STRIP * size.max(1))).enumerate()
         {
             let bad = match self.dtype {
                 dtype if dtype == A::DTYPE && cfg!(target_endian = "little") => {

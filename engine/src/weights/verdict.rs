@@ -126,11 +126,7 @@ impl Tally {
         if self.dtypes.len() == 1 {
             return self.dtypes.keys().cloned().collect();
         }
-        let each: Vec<_> = self
-            .dtypes
-            .iter()
-            .map(|(dtype, n)| format!("{n} {dtype}"))
-            .collect();
+        let each: Vec<_> = self.dtypes.iter().map(|(dtype, n)| format!("{n} {dtype}")).collect();
         each.join(", ")
     }
 }
@@ -141,9 +137,7 @@ impl Checkpoint {
         tally.tensors += 1;
         tally.bytes += tensor.bytes().len() as u64;
         *tally.dtypes.entry(tensor.dtype().to_string()).or_default() += 1;
-        tally
-            .files
-            .insert(self.sources[at.source].shards[at.place.shard].file_name());
+        tally.files.insert(self.sources[at.source].shards[at.place.shard].file_name());
     }
 
     /// Fills in the verdict and the byte count.
@@ -162,9 +156,7 @@ impl Checkpoint {
             tensors(skipped.time_series, "time series encoder"),
             tensors(skipped.foreign_heads, "mtp.sci and mtp.normal"),
             tensors(skipped.head, "the checkpoint's own mtp"),
-            skipped
-                .tied_head
-                .then(|| "lm_head.weight, equal to the embedding".to_owned()),
+            skipped.tied_head.then(|| "lm_head.weight, equal to the embedding".to_owned()),
         ];
         let files: Vec<_> = mtp.files.iter().map(String::as_str).collect();
         self.total_bytes = all.bytes;
@@ -175,12 +167,7 @@ impl Checkpoint {
             files: all.files.len(),
             bytes: all.bytes,
             head,
-            head_detail: format!(
-                "{} tensors, {}, in {}",
-                mtp.tensors,
-                mtp.dtypes(),
-                files.join(" and ")
-            ),
+            head_detail: format!("{} tensors, {}, in {}", mtp.tensors, mtp.dtypes(), files.join(" and ")),
             skipped: skipped.into_iter().flatten().collect(),
             stray: self.sources[0].stray.clone(),
         };
@@ -192,11 +179,7 @@ impl Checkpoint {
             FeedForward::Dense { .. } => "dense".to_owned(),
             FeedForward::Moe { experts, top_k, .. } => {
                 let split = |layer: &super::Layer<At>| matches!(&layer.ffn, Ffn::Moe(moe) if matches!(moe.experts, Experts::Split(_)));
-                let how = if self.model.layers.iter().any(split) {
-                    "one tensor each"
-                } else {
-                    "fused"
-                };
+                let how = if self.model.layers.iter().any(split) { "one tensor each" } else { "fused" };
                 format!("{experts} experts ({how}), {top_k} per token")
             }
         };
@@ -206,11 +189,7 @@ impl Checkpoint {
             config.layers.len(),
             config.count(LayerKind::Linear),
             config.count(LayerKind::Full),
-            if config.tied {
-                "tied embeddings"
-            } else {
-                "untied embeddings"
-            },
+            if config.tied { "tied embeddings" } else { "untied embeddings" },
         )
     }
 }

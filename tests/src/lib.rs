@@ -86,3 +86,8 @@ pub fn ids(value: &serde_json::Value) -> Vec<u32> {
     let list = value.as_array().expect("a list of ids");
     list.iter().map(|id| id.as_u64().expect("an id") as u32).collect()
 }
+
+/// The example of the repository's README is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -1,0 +1,200 @@
+//! The program as its users meet it: what it prints, and what it says when something is wrong.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn lockstep(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lockstep")).args(args).current_dir(root()).output().expect("it starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// Runs to an error and returns its one paragraph.
+#[track_caller]
+fn refused(args: &[&str]) -> String {
+    let output = lockstep(args);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    let paragraph = stderr.rsplit("error: ").next().expect("an error").to_owned();
+    assert!(stderr.contains("error: "), "{stderr}");
+    paragraph
+}
+
+#[track_caller]
+fn refused_with(args: &[&str], words: &[&str]) {
+    let paragraph = refused(args);
+    for word in words {
+        assert!(paragraph.contains(word), "`{word}` is not in: {paragraph}");
+    }
+}
+
+const QUESTION: &str = "Question: A shop had 6 trays of 13 pencils. It sold 12 on Monday. How many pencils remain?\nAnswer:";
+
+fn generate<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["generate", "--max-tokens", "40", "--prompt"], more].concat()
+}
+
+#[test]
+fn answers_the_readme_question_with_and_without_drafts() {
+    let with = lockstep(&generate(&[QUESTION]));
+    assert!(with.status.success(), "{}", text(&with.stderr));
+    assert!(text(&with.stdout).contains("The answer is 66."), "{}", text(&with.stdout));
+    let report = text(&with.stderr);
+    for word in ["MTP head", "tokens/s", "accept length", "by position"] {
+        assert!(report.contains(word), "`{word}` is not in: {report}");
+    }
+    for more in [["--draft", "0"], ["--draft", "7"], ["--drafter", "none"]] {
+        let other = lockstep(&generate(&[&[QUESTION][..], &more].concat()));
+        assert_eq!(text(&other.stdout), text(&with.stdout), "{more:?}");
+    }
+}
+
+#[test]
+fn sampled_text_depends_on_the_seed_and_not_on_drafts() {
+    let run = |seed: &str, draft: &str| {
+        let args = ["One morning", "--temperature", "1", "--seed", seed, "--draft", draft];
+        text(&lockstep(&generate(&args)).stdout)
+    };
+    assert_eq!(run("1", "0"), run("1", "3"));
+    assert_ne!(run("1", "3"), run("2", "3"));
+}
+
+#[test]
+fn reads_a_prompt_from_standard_input_and_stops_at_text() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lockstep"))
+        .args(["generate", "--stop", " is", "--stats", "json"])
+        .current_dir(root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    child.stdin.take().expect("piped").write_all(QUESTION.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(text(&output.stdout), " 6 * 13 = 78; 78 - 12 = 66. The answer\n");
+    let report = text(&output.stderr);
+    let json: serde_json::Value = serde_json::from_str(report.lines().last().expect("a line")).expect("JSON");
+    assert!(json["rounds"].as_u64().is_some_and(|rounds| rounds > 0), "{json}");
+    assert!(json["times"]["target"].as_f64().is_some(), "{json}");
+}
+
+#[test]
+fn serves_a_file_of_requests_in_its_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("requests.jsonl");
+    let lines = [
+        serde_json::json!({"prompt": QUESTION, "max_tokens": 40, "stop": ["\n"]}),
+        serde_json::json!({"prompt": "def", "max_tokens": 3, "draft": 0}),
+        serde_json::json!({"prompt": "class Node", "max_tokens": 5, "temperature": 0.7, "seed": 5, "draft": 4}),
+    ];
+    std::fs::write(&file, lines.map(|line| line.to_string()).join("\n")).unwrap();
+    let output = lockstep(&["generate", "--requests", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let replies: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(replies.len(), 3);
+    for (i, reply) in replies.iter().enumerate() {
+        assert_eq!(reply["index"], i);
+    }
+    assert_eq!(replies[0]["text"], " 6 * 13 = 78; 78 - 12 = 66. The answer is 66.");
+    assert_eq!(replies[0]["finish"], "stop");
+    assert_eq!(replies[1]["stats"]["generated"], 3);
+    assert_eq!(replies[1]["stats"]["drafted"], serde_json::json!([]));
+    assert_eq!(replies[2]["finish"], "length");
+}
+
+#[test]
+fn refuses_numbers_that_cannot_work() {
+    refused_with(&generate(&["x", "--draft", "99"]), &["--draft is 99", "15"]);
+    refused_with(&generate(&["x", "--draft", "2", "--drafter", "none"]), &["--drafter none", "2"]);
+    refused_with(&generate(&["", "--draft", "2"]), &["prompt is empty"]);
+    refused_with(&generate(&["x", "--context", "999999"]), &["--context", "999999", "32768"]);
+    refused_with(&generate(&[QUESTION, "--context", "16"]), &["prompt", "tokens long", "16", "--context"]);
+    refused_with(
+        &generate(&[QUESTION, "--pages", "3", "--page-rows", "8"]),
+        &["29 prompt and 40 new tokens", "9 pages", "the pool has 2", "--pages"],
+    );
+    refused_with(&generate(&["x", "--pages", "0"]), &["pages", "0"]);
+    refused_with(&generate(&["x", "--page-rows", "0"]), &["--page-rows"]);
+    refused_with(&generate(&["x", "--slots", "0"]), &["slots"]);
+    refused_with(&generate(&["x", "--prefill", "0"]), &["prefill_rows"]);
+    refused_with(&generate(&["x", "--flush-after", "1000"]), &["flush_after", "1000"]);
+    refused_with(&["generate", "--prompt", "x", "--max-tokens", "0"], &["max_tokens", "0"]);
+    refused_with(&generate(&["x", "--temperature=-1"]), &["temperature", "-1"]);
+    refused_with(&generate(&["x", "--top-p", "1.5"]), &["top_p", "1.5"]);
+    refused_with(&generate(&["x", "--stop", ""]), &["stop text is empty"]);
+    refused_with(&generate(&["x", "--chat"]), &["chat"]);
+}
+
+#[test]
+fn refuses_checkpoints_that_are_not_there() {
+    refused_with(&generate(&["x", "--model", "/nowhere/at/all"]), &["/nowhere/at/all"]);
+    refused_with(&generate(&["x", "--model", "docs"]), &["config.json"]);
+    refused_with(&["inspect", "--preset", "qwen9"], &["qwen9", "qwen3.5-27b"]);
+}
+
+#[test]
+fn refuses_requests_by_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("requests.jsonl");
+    let path = file.to_str().unwrap();
+    for (line, words) in [
+        ("{", &["line 2", "is no request"][..]),
+        (r#"{"prompt": "x", "tempreture": 1}"#, &["line 2", "tempreture"]),
+        (r#"{"max_tokens": 1}"#, &["line 2", "none of `prompt` and `messages`"]),
+        (r#"{"prompt": "x", "draft": 16}"#, &["16", "15"]),
+        (r#"{"prompt": "x", "bias": [[5000, 1.0]]}"#, &["bias", "5000"]),
+        (r#"{"prompt": "x", "stop": [""]}"#, &["line 2", "stop text is empty"]),
+    ] {
+        std::fs::write(&file, format!("{{\"prompt\": \"a\"}}\n{line}\n")).unwrap();
+        refused_with(&["generate", "--requests", path], words);
+    }
+    std::fs::write(&file, "\n\n").unwrap();
+    refused_with(&["generate", "--requests", path], &["no request in it"]);
+    refused_with(&["generate", "--requests", "nowhere.jsonl"], &["nowhere.jsonl"]);
+}
+
+#[test]
+fn a_checkpoint_without_a_head_says_so_and_decodes_plainly() {
+    // The fixture with its config saying that there is no head, and its mtp tensors gone by name only.
+    let dir = tempfile::tempdir().unwrap();
+    let from = root().join("assets/fixtures/tiny-dense");
+    for file in std::fs::read_dir(&from).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let config = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let config = config.replace("\"mtp_num_hidden_layers\": 1", "\"mtp_num_hidden_layers\": 0");
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let plain = lockstep(&["generate", "--model", model, "--prompt", "post", "--max-tokens", "4"]);
+    assert!(plain.status.success(), "{}", text(&plain.stderr));
+    assert!(text(&plain.stderr).contains("no drafts"), "{}", text(&plain.stderr));
+    let asked = ["generate", "--model", model, "--prompt", "post", "--draft", "2"];
+    refused_with(&asked, &["mtp", "mtp_num_hidden_layers"]);
+}
+
+#[test]
+fn inspects_without_loading() {
+    let output = lockstep(&["inspect"]);
+    let report = text(&output.stdout);
+    for word in ["8 layers: 6 gated delta net, 2 full attention", "journals", "total", "MTP head"] {
+        assert!(report.contains(word), "`{word}` is not in: {report}");
+    }
+    let output = lockstep(&["inspect", "--preset", "qwen3.5-27b", "--slots", "1", "--tensors"]);
+    let report = text(&output.stdout);
+    // 48 layers x 48 heads x 128 x 128 x 4 bytes.
+    for word in ["144.0 MiB", "model.language_model.embed_tokens.weight", "[248320, 5120]"] {
+        assert!(report.contains(word), "`{word}` is not in: {report}");
+    }
+}

@@ -1,0 +1,38 @@
+//! The checks above notice what they are there for.
+
+use crate::{Check, bits, literal, moe};
+use kernels_core::{bf16, fault};
+use std::sync::RwLock;
+
+/// Held for reading by every ordinary test, for writing while a fault is planted.
+pub(crate) static CALM: RwLock<()> = RwLock::new(());
+
+fn must_fail(name: &'static str, checks: &[fn() -> Check]) {
+    let _alone = CALM.write().unwrap_or_else(|e| e.into_inner());
+    for check in checks {
+        check().unwrap_or_else(|e| panic!("without the fault: {e}"));
+    }
+    fault::with(name, || {
+        for (i, check) in checks.iter().enumerate() {
+            assert!(check().is_err(), "check {i} does not notice {name}");
+        }
+    });
+}
+
+#[test]
+fn one_product_rounded_before_it_is_added() {
+    must_fail("dense.contract_one", &[literal::fused, bits::linear_order::<f32>]);
+}
+
+#[test]
+fn a_sum_whose_order_depends_on_the_rows() {
+    must_fail(
+        "dense.order_by_rows",
+        &[bits::linear_rows::<bf16, bf16>, bits::linear_rows::<f32, f32>, moe::moe_rows::<f32>],
+    );
+}
+
+#[test]
+fn experts_added_in_order_of_arrival() {
+    must_fail("dense.moe_arrival_order", &[moe::moe_rows::<f32>]);
+}

@@ -97,6 +97,13 @@ pub fn mma_equals_wgmma(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
     Ok(facts)
 }
 
+/// What the products of one size are held against.
+struct Reference {
+    size: usize,
+    mma: Vec<u32>,
+    sums: Option<Vec<u32>>,
+}
+
 fn matrix_facts<A: Activation>(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
     let mut facts = Vec::new();
     let instructions = instructions(on)?;
@@ -104,13 +111,18 @@ fn matrix_facts<A: Activation>(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
         for pattern in std::iter::once(Pattern::Integers).chain(Pattern::HOSTILE) {
             let (a, b) = (pattern.operand::<A>(k as u64, 256, k), pattern.operand::<A>(!k as u64, 256, k));
             let tag = format!("{} {pattern:?} k={k}", A::DTYPE);
-            let references: Vec<(usize, Vec<u32>)> = [192, 256]
+            let references: Vec<Reference> = [192, 256]
                 .into_iter()
-                .map(|s| Ok((s, bits(on, Instruction::Mma, [s, s, k], &a, &b)?)))
+                .map(|size| {
+                    let mma = bits(on, Instruction::Mma, [size, size, k], &a, &b)?;
+                    let sums = (pattern == Pattern::Integers).then(|| exact(size, k, &a, &b));
+                    Ok(Reference { size, mma, sums })
+                })
                 .collect::<Result<_>>()?;
             for &instruction in &instructions {
                 let s = size(instruction);
-                let want = &references.iter().find(|(size, _)| *size == s).expect("both sizes are there").1;
+                let reference = references.iter().find(|r| r.size == s).expect("both sizes are there");
+                let want = &reference.mma;
                 let name = format!("{tag}: {instruction:?}");
                 let got = bits(on, instruction, [s, s, k], &a, &b)?;
                 facts.push(Fact::new(format!("{name} = Mma"), &got, want));
@@ -118,8 +130,8 @@ fn matrix_facts<A: Activation>(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
                 facts.push(Fact::new(format!("{name}, operands exchanged = Mma"), &exchanged, want));
                 let elsewhere = permuted_columns(on, instruction, s, k, &a, &b)?;
                 facts.push(Fact::new(format!("{name}, columns permuted = Mma"), &elsewhere, want));
-                if pattern == Pattern::Integers {
-                    facts.push(Fact::new(format!("{name} = exact sum"), &got, &exact(s, k, &a, &b)));
+                if let Some(sums) = &reference.sums {
+                    facts.push(Fact::new(format!("{name} = exact sum"), &got, sums));
                 }
             }
         }

@@ -3,6 +3,8 @@
 //! The counters of a launch are never advanced, so every iteration replays the same pending tokens and
 //! stores the state where the flush rule says so: a round of the steady state, again and again.
 
+#![allow(missing_docs)] // criterion's macros make public functions without any
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kernels_core::{Cpu, DeviceInfo, Rows, Tensor, TensorMut, bf16, slots};
 use kernels_gdn::{Args, Prefill, Problem, Verify};
@@ -111,7 +113,6 @@ fn verify(c: &mut Criterion) {
                 group.throughput(Throughput::Bytes(bytes(&p, pending, stores, true)));
                 group.bench_function(BenchmarkId::from_parameter(format!("{model}/b{b}/t{t}/{name}")), |x| {
                     let mut memory = Memory::new(p, pending);
-                    let mut memory = Memory::new(p, 0);
                     x.iter(|| op.run::<Cpu, bf16>(&(), memory.args()).unwrap());
                 });
             }

@@ -1,6 +1,6 @@
 //! The CPU half: the specification of what a launch reads, computes and writes.
 
-use crate::token::{self, Step, TILE};
+use crate::token::{self, Accumulators, Step, TILE};
 use crate::{Args, FoldArgs, Problem};
 use kernels_core::slots::{self, Bounds, Fault, FaultKind};
 use kernels_core::{Activation, Cpu, Tensor, TensorMut, fault, ref_math};
@@ -14,7 +14,7 @@ pub(crate) fn verify<A: Activation>(p: &Problem, mut args: Args<'_, Cpu, A>) {
     let ring = p.journal_rows - usize::from(planted.short_journal);
     let mut scratch = Scratch::new(p, p.journal_rows + 1);
     for index in 0..p.sequences {
-        let Some(mut live) = admit(p, index, &mut args, p.journal_rows, true) else { continue };
+        let Some(mut live) = admit(p, index, &mut args, true) else { continue };
         // On a device, heads and tiles append and replay in any order. Appending first is the order that
         // needs the most journal, so a journal too short for any order fails here as well.
         append(p, &mut args, &live, ring);
@@ -41,7 +41,7 @@ pub(crate) fn verify<A: Activation>(p: &Problem, mut args: Args<'_, Cpu, A>) {
 pub(crate) fn prefill<A: Activation>(p: &Problem, mut args: Args<'_, Cpu, A>) {
     let mut scratch = Scratch::new(p, BLOCK);
     for index in 0..p.sequences {
-        let Some(live) = admit(p, index, &mut args, p.journal_rows, false) else { continue };
+        let Some(live) = admit(p, index, &mut args, false) else { continue };
         let (journal, fresh) = (shared(&args.journal), Fresh::of(&args));
         let inputs = Inputs { journal, ring: p.journal_rows, fresh, live: &live };
         let gates = Gates { a_log: args.a_log.row(&[]), dt_bias: args.dt_bias.row(&[]) };
@@ -89,7 +89,6 @@ fn admit<A: Activation>(
     p: &Problem,
     index: usize,
     args: &mut Args<'_, Cpu, A>,
-    journal_rows: usize,
     appends: bool,
 ) -> Option<Live> {
     let bounds = Bounds { rows: p.rows, slots: p.slots, positions: i32::MAX as usize };
@@ -103,7 +102,8 @@ fn admit<A: Activation>(
             return None;
         }
         let folded = args.folded.at([slot]);
-        let room = journal_rows - if appends { rows.len() } else { 0 };
+        // The plan of an operation that appends holds journal_rows >= 2 max_rows.
+        let room = p.journal_rows - if appends { rows.len() } else { 0 };
         let pending = start as i64 - i64::from(folded);
         fits(name, folded, pending, room, &mut args.faults).then(|| Live {
             slot,
@@ -384,6 +384,7 @@ fn tile<A: Activation>(
         }
     }
     let len = tokens.len();
+    let mut sums = Accumulators::new();
     for (i, t) in tokens.enumerate() {
         if mode.store_after == Some(i) {
             store(p, rows, at, state);
@@ -403,7 +404,7 @@ fn tile<A: Activation>(
             // The state behind a block's last row is needed by nobody, unless it is stored.
             write: i + 1 < len || mode.store_after == Some(len),
         };
-        let outputs = token::step(rows, &step, &values);
+        let outputs = token::step(rows, &step, &values, &mut sums);
         if let Some(row) = inputs.row(t) {
             let out = &mut out.row_mut(&[row, at.value_head])[at.values.clone()];
             for (out, o) in out.iter_mut().zip(outputs) {

@@ -63,7 +63,7 @@ impl Problem {
                 return Err(Error::invalid(op, name, got, "it must be at least 1"));
             }
         }
-        if self.v_heads % self.k_heads != 0 {
+        if !self.v_heads.is_multiple_of(self.k_heads) {
             let want = format!("it must be a multiple of k_heads = {}", self.k_heads);
             return Err(Error::invalid(op, "v_heads", self.v_heads, want));
         }

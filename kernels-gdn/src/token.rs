@@ -47,34 +47,56 @@ pub(crate) struct Step<'a> {
     pub(crate) write: bool,
 }
 
-/// Applies a token to the rows of a tile; returns their outputs (meaningless for a replay).
+/// The accumulators of a tile's rows, kept between tokens so that nobody clears them.
+pub(crate) struct Accumulators {
+    reads: [f32; TILE * LANES],   // [TILE, LANES]
+    outputs: [f32; TILE * LANES], // [TILE, LANES]
+}
+
+impl Accumulators {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Accumulators { reads: [0.0; TILE * LANES], outputs: [0.0; TILE * LANES] }
+    }
+}
+
+/// Applies a token to the rows of a tile; returns their outputs (zeros for a replay).
 #[inline(always)]
-pub(crate) fn step(state: &mut [f32], token: &Step, values: &[f32; TILE]) -> [f32; TILE] {
+pub(crate) fn step(
+    state: &mut [f32],
+    token: &Step,
+    values: &[f32; TILE],
+    sums: &mut Accumulators,
+) -> [f32; TILE] {
     let width = token.key.len();
-    let mut sums = [0.0f32; 2 * TILE * LANES];
-    let (reads, outputs) = sums.split_at_mut(TILE * LANES);
+    let reads = sums.reads.chunks_exact_mut(LANES);
+    let mut out = [0.0; TILE];
     match token.query {
         Some((query, _)) => {
-            for (i, row) in state.chunks_exact(width).enumerate() {
+            let outputs = sums.outputs.chunks_exact_mut(LANES);
+            for ((row, read), output) in state.chunks_exact(width).zip(reads).zip(outputs) {
                 let (r, p) = accumulate_two(row, token.key, query);
-                reads[i * LANES..][..LANES].copy_from_slice(&r);
-                outputs[i * LANES..][..LANES].copy_from_slice(&p);
+                read.copy_from_slice(&r);
+                output.copy_from_slice(&p);
             }
+            out = trees(&sums.outputs);
         }
         None => {
-            for (i, row) in state.chunks_exact(width).enumerate() {
-                reads[i * LANES..][..LANES].copy_from_slice(&accumulate(row, token.key));
+            for (row, read) in state.chunks_exact(width).zip(reads) {
+                read.copy_from_slice(&accumulate(row, token.key));
             }
         }
     }
-    let sums = trees(&sums);
 
+    let reads = trees(&sums.reads);
     let mut corrections = [0.0; TILE];
-    let mut out = [0.0; TILE];
-    let qk = token.query.map_or(0.0, |(_, qk)| qk);
     for i in 0..TILE {
-        corrections[i] = token.beta * (-token.decay).mul_add(sums[i], values[i]);
-        out[i] = token.decay.mul_add(sums[TILE + i], qk * corrections[i]);
+        corrections[i] = token.beta * (-token.decay).mul_add(reads[i], values[i]);
+    }
+    if let Some((_, qk)) = token.query {
+        for i in 0..TILE {
+            out[i] = token.decay.mul_add(out[i], qk * corrections[i]);
+        }
     }
     if token.write {
         for (row, u) in state.chunks_exact_mut(width).zip(corrections) {
@@ -112,14 +134,14 @@ fn accumulate_two(x: &[f32], y: &[f32], z: &[f32]) -> ([f32; LANES], [f32; LANES
 
 /// The sum of every `LANES` neighbours, all of them level by level.
 #[inline(always)]
-fn trees(sums: &[f32; 2 * TILE * LANES]) -> [f32; 2 * TILE] {
-    let (mut a, mut b) = ([0.0; TILE * LANES], [0.0; TILE * LANES / 2]);
+fn trees(sums: &[f32; TILE * LANES]) -> [f32; TILE] {
+    let (mut a, mut b) = ([0.0; TILE * LANES / 2], [0.0; TILE * LANES / 4]);
     add_neighbours(sums, &mut a);
     add_neighbours(&a, &mut b);
-    add_neighbours(&b, &mut a[..TILE * LANES / 4]);
-    add_neighbours(&a[..TILE * LANES / 4], &mut b[..TILE * LANES / 8]);
-    let mut out = [0.0; 2 * TILE];
-    add_neighbours(&b[..TILE * LANES / 8], &mut out);
+    add_neighbours(&b, &mut a[..TILE * LANES / 8]);
+    add_neighbours(&a[..TILE * LANES / 8], &mut b[..TILE * LANES / 16]);
+    let mut out = [0.0; TILE];
+    add_neighbours(&b[..TILE * LANES / 16], &mut out);
     out
 }
 

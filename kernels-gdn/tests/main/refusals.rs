@@ -108,7 +108,8 @@ fn operands_are_refused_by_name() {
             "gdn::verify: `journal` has shape [7, 8, 136], expected [7, 9, 136]"
         );
         assert_eq!(refused(|a| a.faults.dims = [7]), "gdn::verify: `faults` has shape [7], expected [8]");
-        let named: [(&str, fn(&mut Args<'_, Cpu, bf16>)); 11] = [
+        type Change = fn(&mut Args<'_, Cpu, bf16>);
+        let named: [(&str, Change); 11] = [
             ("folded", |a| a.folded.dims = [8]),
             ("q", |a| a.q.dims[1] = 3),
             ("k", |a| a.k.strides[2] = 2),
@@ -150,7 +151,8 @@ fn fold_refuses_operands_by_name() {
             op.run::<Cpu, bf16>(&(), args).unwrap_err().to_string()
         };
         assert_eq!(refused(|a| a.committed.dims = [6]), "gdn::fold: `committed` has shape [6], expected [7]");
-        let named: [(&str, fn(&mut FoldArgs<'_, Cpu, bf16>)); 7] = [
+        type Change = fn(&mut FoldArgs<'_, Cpu, bf16>);
+        let named: [(&str, Change); 7] = [
             ("state", |a| a.state.dims[3] = 1),
             ("journal", |a| a.journal.dims[2] = 1),
             ("faults", |a| a.faults.dims = [0]),

@@ -288,7 +288,7 @@ impl Model<TensorSpec> {
 /// use engine::{config::Config, weights::required_tensors};
 /// let config = Config::preset("qwen3.5-0.8b").unwrap();
 /// let elements: usize = required_tensors(&config).map(|tensor| tensor.elements()).sum();
-/// assert_eq!(elements, 773_446_464);
+/// assert_eq!(elements, 772_845_888);
 /// ```
 pub fn required_tensors(config: &Config) -> impl Iterator<Item = TensorSpec> {
     let mut list = Vec::new();

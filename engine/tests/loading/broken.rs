@@ -36,7 +36,9 @@ fn a_lying_header_is_seen() {
         file.resize(file.len() + data, 0);
         parse_header(&file, Path::new("x.safetensors"))
     };
-    let one = |shape: &str, offsets: &str| format!(r#"{{"t": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}}}"#);
+    let one = |shape: &str, offsets: &str| {
+        format!(r#"{{"t": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}}}"#)
+    };
     assert_eq!(header(&one("[2, 3]", "[0, 24]"), 24).unwrap()[0].shape, [2, 3]);
     assert!(header("{}", 0).unwrap().is_empty());
     assert!(header(&one("[0]", "[0, 0]"), 0).is_ok());
@@ -63,8 +65,18 @@ fn a_lying_header_is_seen() {
     // Sizes whose sum passes the end of 64-bit numbers.
     let huge = 1u64 << 61;
     let many: Vec<String> = (0..7u64)
-        .map(|i| format!(r#""t{i}": {{"dtype": "U8", "shape": [{huge}], "data_offsets": [{}, {}]}}"#, i * huge, (i + 1) * huge))
-        .chain([format!(r#""u": {{"dtype": "U8", "shape": [{}], "data_offsets": [{}, {max}]}}"#, huge - 1, 7 * huge)])
+        .map(|i| {
+            format!(
+                r#""t{i}": {{"dtype": "U8", "shape": [{huge}], "data_offsets": [{}, {}]}}"#,
+                i * huge,
+                (i + 1) * huge
+            )
+        })
+        .chain([format!(
+            r#""u": {{"dtype": "U8", "shape": [{}], "data_offsets": [{}, {max}]}}"#,
+            huge - 1,
+            7 * huge
+        )])
         .collect();
     says(&header(&format!("{{{}}}", many.join(", ")), 16).unwrap_err().to_string(), &["x.safetensors"]);
 }
@@ -111,7 +123,10 @@ fn missing_misshaped_and_unknown_tensors_are_named() {
         }
     });
     let verdict = copy.open().unwrap().verdict().to_string();
-    says(&verdict, &["time series encoder (1 tensors)", "mtp.sci and mtp.normal (2 tensors)", "MTP head: 15"]);
+    says(
+        &verdict,
+        &["time series encoder (1 tensors)", "mtp.sci and mtp.normal (2 tensors)", "MTP head: 15"],
+    );
 }
 
 #[test]
@@ -140,8 +155,14 @@ fn an_index_that_lies_is_refused() {
         copy.json(INDEX, |index| edit(&mut index["weight_map"]));
         copy.error()
     };
-    says(&index(&|map| map[EMBED] = "c.safetensors".into()), &[INDEX, "c.safetensors", "not in the directory"]);
-    says(&index(&|map| map[EMBED] = "a.safetensors".into()), &[INDEX, EMBED, "a.safetensors", "b.safetensors"]);
+    says(
+        &index(&|map| map[EMBED] = "c.safetensors".into()),
+        &[INDEX, "c.safetensors", "not in the directory"],
+    );
+    says(
+        &index(&|map| map[EMBED] = "a.safetensors".into()),
+        &[INDEX, EMBED, "a.safetensors", "b.safetensors"],
+    );
     says(&index(&|map| map["ghost"] = "a.safetensors".into()), &[INDEX, "ghost", "no shard has it"]);
     says(&index(&|map| drop(map.as_object_mut().unwrap().remove(EMBED))), &[INDEX, "does not list", EMBED]);
     for outside in ["../a.safetensors", "/etc/passwd", "sub/a.safetensors", "..", ""] {

@@ -21,11 +21,11 @@ fn every_tensor_of_every_asset_resolves() {
         let mut tensors = 0;
         checkpoint
             .model()
-            .try_map(&mut |tensor| {
+            .try_map(&mut |tensor| -> engine::Result<()> {
                 assert_eq!(tensor.to_vec::<f32>()?.len(), tensor.elements());
                 elements += tensor.elements();
                 tensors += 1;
-                engine::Result::Ok(())
+                Ok(())
             })
             .unwrap();
         let wanted: usize = required_tensors(config).map(|t| t.elements()).sum();
@@ -125,7 +125,8 @@ fn a_tied_model_may_store_its_head_if_it_is_the_embedding() {
 fn every_type_is_read_at_every_type() {
     let name = "model.language_model.layers.0.linear_attn.out_proj.weight";
     let stored = read(&asset("fixtures/tiny-dense/model.safetensors"));
-    let values: Vec<f32> = stored[name].data.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect();
+    let values: Vec<f32> =
+        stored[name].data.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect();
     type Encode = fn(f32) -> Vec<u8>;
     let types: [(Dtype, DType, Encode); 3] = [
         (Dtype::BF16, DType::Bf16, |x| bf16::from_f32(x).to_le_bytes().to_vec()),
@@ -143,7 +144,8 @@ fn every_type_is_read_at_every_type() {
         let Mixer::Linear(mixer) = checkpoint.layer(0).mixer else { panic!("layer 0 is linear") };
         let tensor = mixer.out_proj;
         assert_eq!((tensor.name(), tensor.dtype()), (name, named));
-        let near = |got: Vec<f32>| got.iter().zip(&values).all(|(a, b)| (a - b).abs() <= 1e-3 * b.abs() + 1e-7);
+        let near =
+            |got: Vec<f32>| got.iter().zip(&values).all(|(a, b)| (a - b).abs() <= 1e-3 * b.abs() + 1e-7);
         assert!(near(tensor.to_vec().unwrap()));
         assert!(near(tensor.to_vec_rounded::<f16>().into_iter().map(f16::to_f32).collect()));
         if dtype != Dtype::F16 {

@@ -97,7 +97,9 @@ fn tying_is_read_in_either_place() {
 #[test]
 fn unknown_fields_and_nulls_are_no_reason_to_refuse() {
     let mut text = with("brand_new_field", json!({ "a": [1, null] }));
-    for field in ["pad_token_id", "rope_scaling", "quantization_config", "layer_types", "mtp_num_hidden_layers"] {
+    for field in
+        ["pad_token_id", "rope_scaling", "quantization_config", "layer_types", "mtp_num_hidden_layers"]
+    {
         text[field] = Value::Null;
     }
     (text["hidden_size"], text["output_gate_type"]) = (json!(64.0), json!("swish"));
@@ -121,14 +123,30 @@ fn what_is_not_implemented_or_absurd_is_refused_by_name() {
         ("mtp_num_hidden_layers", json!(2), &["is 2", "set it to 0"]),
         ("mtp_num_hidden_layers", json!(-1), &["is -1"]),
         ("mtp_use_dedicated_embeddings", json!(true), &["shares"]),
-        ("rope_scaling", json!({ "type": "yarn", "factor": 4.0 }), &["rope_scaling.type", "\"yarn\"", "context"]),
-        ("rope_parameters", json!({ "rope_type": "linear", "rope_theta": 1e7 }), &["rope_parameters.rope_type"]),
+        (
+            "rope_scaling",
+            json!({ "type": "yarn", "factor": 4.0 }),
+            &["rope_scaling.type", "\"yarn\"", "context"],
+        ),
+        (
+            "rope_parameters",
+            json!({ "rope_type": "linear", "rope_theta": 1e7 }),
+            &["rope_parameters.rope_type"],
+        ),
         ("rope_parameters", json!({ "rope_theta": 0 }), &["rope_parameters.rope_theta", "is 0"]),
-        ("rope_parameters", json!({ "rope_theta": 1e7, "partial_rotary_factor": 0.01 }), &["partial_rotary_factor", "even"]),
+        (
+            "rope_parameters",
+            json!({ "rope_theta": 1e7, "partial_rotary_factor": 0.01 }),
+            &["partial_rotary_factor", "even"],
+        ),
         ("rope_parameters", json!({ "rope_theta": 1e7, "partial_rotary_factor": 1.5 }), &["1.5"]),
         ("rope_parameters", json!([1]), &["object"]),
         ("layer_types", json!(["linear_attention"]), &["num_hidden_layers = 8"]),
-        ("layer_types", json!(vec!["sliding_attention"; 8]), &["entry 0", "sliding_attention", "full_attention"]),
+        (
+            "layer_types",
+            json!(vec!["sliding_attention"; 8]),
+            &["entry 0", "sliding_attention", "full_attention"],
+        ),
         ("num_hidden_layers", json!(0), &["is 0", "from 1 to"]),
         ("num_hidden_layers", json!(1e6), &["from 1 to"]),
         ("num_hidden_layers", json!(7), &["layer_types"]),

@@ -36,7 +36,8 @@ fn present_but_not_announced_loads_and_says_so() {
 #[test]
 fn neither_announced_nor_present_loads() {
     let copy = Copy::dense();
-    copy.edit(drop_head).config(|config| drop(config.as_object_mut().unwrap().remove("mtp_num_hidden_layers")));
+    copy.edit(drop_head)
+        .config(|config| drop(config.as_object_mut().unwrap().remove("mtp_num_hidden_layers")));
     let checkpoint = copy.open().unwrap();
     assert_eq!(checkpoint.verdict().head, Head::None);
     says(&message(checkpoint.require_mtp()), &["config.json announces none"]);

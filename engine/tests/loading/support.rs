@@ -139,6 +139,7 @@ pub(crate) fn read(path: &Path) -> Tensors {
 }
 
 pub(crate) fn write(path: &Path, tensors: &Tensors) {
-    let views = tensors.iter().map(|(name, t)| (name, TensorView::new(t.dtype, t.shape.clone(), &t.data).unwrap()));
+    let views =
+        tensors.iter().map(|(name, t)| (name, TensorView::new(t.dtype, t.shape.clone(), &t.data).unwrap()));
     fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use std::{fs, path::Path, sync::LazyLock};
 
 static TINY: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::open(asset("tiny-qwen35-mtp")).unwrap());
-static FIXTURE: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::open(asset("fixtures/tiny-dense")).unwrap());
+static FIXTURE: LazyLock<Tokenizer> =
+    LazyLock::new(|| Tokenizer::open(asset("fixtures/tiny-dense")).unwrap());
 
 #[test]
 fn golden_prompts_round_trip() {
@@ -102,7 +103,8 @@ proptest! {
     #[test]
     fn any_text_round_trips_but_for_composition(text in "\\PC{0,40}|[ \\n\\t]{0,9}") {
         let ids = TINY.encode(&text).unwrap();
-        prop_assert_eq!(&ids, oracle().encode(text.as_str(), true).unwrap().get_ids());
+        let whole = oracle().encode(text.as_str(), true).unwrap();
+        prop_assert_eq!(&ids, whole.get_ids());
         let back = TINY.decode(&ids, false);
         prop_assert_eq!(TINY.encode(&back).unwrap(), ids);
     }
@@ -117,7 +119,10 @@ fn broken_tokenizers_are_refused() {
     };
     refused(b"", &["not a tokenizer", "again"]);
     refused(b"{}", &["not a tokenizer"]);
-    refused(b"{\"version\": \"1.0\", \"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": []}}", &["ByteLevel"]);
+    refused(
+        b"{\"version\": \"1.0\", \"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": []}}",
+        &["ByteLevel"],
+    );
     let whole = fs::read(asset("fixtures/tiny-dense/tokenizer.json")).unwrap();
     refused(&whole[..whole.len() / 2], &["not a tokenizer"]);
     let mut json: Value = serde_json::from_slice(&whole).unwrap();
@@ -208,7 +213,11 @@ fn the_dialect_of_published_templates_is_understood() {
     assert_eq!(text, wanted);
     let late = [Message::new("user", "a"), Message::new("system", "b")];
     let error = message(template.render(&late, &ChatOptions::default()));
-    says(&error, &["chat_template.jinja", "line 46", "System message must be at the beginning."]);
+    let line = DIALECT.lines().position(|line| line.contains("must be at the beginning")).unwrap() + 1;
+    says(
+        &error,
+        &["chat_template.jinja", &format!("line {line}:"), "System message must be at the beginning."],
+    );
 }
 
 #[test]
@@ -217,11 +226,15 @@ fn templates_come_from_either_file() {
     fs::remove_file(copy.file("chat_template.jinja")).unwrap();
     assert!(ChatTemplate::find(copy.path()).unwrap().is_none());
     says(&message(ChatTemplate::open(copy.path())), &["chat_template.jinja", "plain text"]);
-    let list = json!([{ "name": "rag", "template": "no" }, { "name": "default", "template": "{{ eos_token }}" }]);
+    let list =
+        json!([{ "name": "rag", "template": "no" }, { "name": "default", "template": "{{ eos_token }}" }]);
     for source in [json!("{{ eos_token }}"), list] {
         copy.json("tokenizer_config.json", |config| config["chat_template"] = source);
         let template = ChatTemplate::open(copy.path()).unwrap();
-        assert_eq!(template.render(&[Message::new("user", "")], &ChatOptions::default()).unwrap(), "<|im_end|>");
+        assert_eq!(
+            template.render(&[Message::new("user", "")], &ChatOptions::default()).unwrap(),
+            "<|im_end|>"
+        );
     }
     fs::write(copy.file("tokenizer_config.json"), "[").unwrap();
     says(&message(ChatTemplate::find(copy.path())), &["tokenizer_config.json", "JSON"]);
@@ -237,7 +250,10 @@ fn templates_and_messages_that_fail_say_where() {
     says(&message(template.render(&user, &ChatOptions::default())), &["line 2", "strftime_now"]);
     says(&message(template.render(&[], &ChatOptions::default())), &["no messages"]);
     let role = [Message::new("narrator", "")];
-    says(&message(template.render(&role, &ChatOptions::default())), &["`narrator`", "system, user, assistant"]);
+    says(
+        &message(template.render(&role, &ChatOptions::default())),
+        &["`narrator`", "system, user, assistant"],
+    );
     // Recursion without end is an error, not a stack overflow.
     let endless = parse("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").unwrap();
     says(&message(endless.render(&user, &ChatOptions::default())), &["recursion"]);

@@ -1,7 +1,17 @@
-//! The glue of speculative decoding on the device: sampling, acceptance, carry, bookkeeping.
+#![doc = include_str!("../README.md")]
 //!
-//! Nothing here reads back to the host: every counter, token and row list is device data, and each
-//! operation turns some of it into the next.
+//! # Errors and faults
+//!
+//! `plan` and `run` return [`kernels_core::Error`] for sizes and shapes, by name and value. Numbers on the
+//! device are checked where they are read: a violated invariant goes into the slot's sticky fault word
+//! ([`kernels_core::slots::Fault`]), nothing is committed for it, and the slot becomes
+//! [`State::Faulted`]. No operation reads or writes beyond its operands, whatever the numbers say.
+//!
+//! # Source
+//!
+//! Gumbel-max: "A* Sampling" (2014). Coupled drafts and their bound: "Coupling without Communication and
+//! Drafter-Invariant Speculative Decoding" (2024). Rejection: "Fast Inference from Transformers via
+//! Speculative Decoding" (2023).
 
 mod cpu;
 mod hidden;

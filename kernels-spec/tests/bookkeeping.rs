@@ -1,11 +1,12 @@
 //! Literal tables for every operation that moves a counter, a token or a hidden row.
 
-use crate::sim::{Sim, rows};
+use crate::sim::{Sim, cpu, rows};
 use kernels_core::{
-    PAD,
+    Activation, Cpu, PAD, Tensor, TensorMut, bf16, f16,
     slots::{Fault, FaultKind},
 };
 use kernels_spec::*;
+use kernels_testkit::compare::assert_same_bits;
 
 const NAN: f32 = f32::NAN;
 
@@ -521,6 +522,53 @@ fn take_last_gathers_by_sequence() {
     let hidden = [1.0, -1.0, 2.0, -2.0, 3.0, -3.0, NAN, NAN];
     let list = rows(&[2, PAD, 0], &[4, 0, 9], &[0, 2, 2, 3]);
     assert_eq!(sim.take_last(&hidden, 2, &list), [2.0, -2.0, 0.0, 0.0, 3.0, -3.0]);
+}
+
+/// The hidden rows of any activation type are copied, never computed with.
+fn moves<A: Activation>() {
+    let value = A::from_f32;
+    let hidden: Vec<A> = [1.5, f32::NAN, -2.0, 0.0].map(value).to_vec();
+    let problem = HiddenProblem { sequences: 1, rows: 2, forward_rows: 2, width: 2, slots: 1, ring_rows: 2 };
+    let list = rows(&[0], &[4], &[0, 2]);
+    let (mut faults, committed) = ([0; 2], [6]);
+    let mut ring = vec![A::default(); 4];
+    let keep = KeepHiddenArgs {
+        ring: TensorMut::new(&mut ring[..], [1, 2, 2]),
+        faults: TensorMut::new(&mut faults[..], [2]),
+        committed: Tensor::new(&committed[..], [1]),
+        hidden: Tensor::new(&hidden[..], [2, 2]),
+        rows: list.lend(),
+    };
+    KeepHidden::plan(problem, &cpu()).unwrap().run::<Cpu, A>(&(), keep).unwrap();
+    assert_same_bits("ring", &ring, &hidden);
+    let mut out = vec![value(9.0); 4];
+    let draft = rows(&[0], &[5], &[0, 2]);
+    let carry = CarryArgs {
+        out: TensorMut::new(&mut out[..], [2, 2]),
+        faults: TensorMut::new(&mut faults[..], [2]),
+        hidden: Tensor::new(&hidden[..], [2, 2]),
+        ring: Tensor::new(&ring[..], [1, 2, 2]),
+        forward: list.lend(),
+        rows: draft.lend(),
+    };
+    Carry::plan(problem, &cpu()).unwrap().run::<Cpu, A>(&(), carry).unwrap();
+    assert_same_bits("carried", &out, &hidden);
+    let mut last = vec![value(9.0); 2];
+    let take = TakeLastArgs {
+        out: TensorMut::new(&mut last[..], [1, 2]),
+        faults: TensorMut::new(&mut faults[..], [2]),
+        hidden: Tensor::new(&hidden[..], [2, 2]),
+        rows: list.lend(),
+    };
+    TakeLast::plan(problem, &cpu()).unwrap().run::<Cpu, A>(&(), take).unwrap();
+    assert_same_bits("last", &last, &hidden[2..]);
+}
+
+#[test]
+fn hidden_rows_of_every_type_are_moved_bit_for_bit() {
+    moves::<bf16>();
+    moves::<f16>();
+    moves::<f32>();
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! and nothing else; they take turns.
 
 mod engine;
+#[cfg_attr(feature = "planted-faults", allow(dead_code))] // the bites do without the rejection sampler
 mod sim;
 
 #[cfg(feature = "planted-faults")]
@@ -12,6 +13,8 @@ mod bites;
 mod bookkeeping;
 #[cfg(not(feature = "planted-faults"))]
 mod chances;
+#[cfg(not(feature = "planted-faults"))]
+mod garbage;
 #[cfg(not(feature = "planted-faults"))]
 mod refusals;
 #[cfg(not(feature = "planted-faults"))]

@@ -39,7 +39,7 @@ impl Counts {
         let fault = if !(0..positions).contains(&committed) {
             Some((FaultKind::Position, committed))
         } else if !(0..=committed).contains(&folded) {
-            Some((FaultKind::Pending, committed - folded))
+            Some((FaultKind::Pending, committed.wrapping_sub(folded)))
         } else if !(0..=committed + 1).contains(&drafted) {
             Some((FaultKind::Position, drafted))
         } else if !(0..positions - committed).contains(&proposed) {

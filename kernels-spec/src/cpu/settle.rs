@@ -139,7 +139,7 @@ fn advance_one(op: &Advance, args: &mut AdvanceArgs<'_, Cpu>, index: usize) {
         return args.slots.fault(FaultKind::Position, slot, sequence.start as i32);
     }
     if !(0..=committed).contains(&folded) {
-        return args.slots.fault(FaultKind::Pending, slot, committed - folded);
+        return args.slots.fault(FaultKind::Pending, slot, committed.wrapping_sub(folded));
     }
     match problem.pass {
         Pass::Decode => {
@@ -196,23 +196,26 @@ pub(crate) fn propose(op: &Propose, mut args: ProposeArgs<'_, Cpu>) {
         if !args.slots.runs(slot) {
             continue;
         }
-        let last = (sequence.start + sequence.rows.len()) as i32 - 1;
-        let (committed, proposed) = (args.slots.committed.at([slot]), args.slots.proposed.at([slot]));
+        // In 64 bits, as nobody has checked these counters here.
+        let last = (sequence.start + sequence.rows.len()) as i64 - 1;
+        let committed = i64::from(args.slots.committed.at([slot]));
+        let proposed = i64::from(args.slots.proposed.at([slot]));
         if last <= committed {
-            let drafted = args.slots.drafted.at([slot]);
-            if sequence.start as i32 > drafted.max(1) {
+            let drafted = i64::from(args.slots.drafted.at([slot]));
+            if sequence.start as i64 > drafted.max(1) {
                 // Rows before these were never made: what the draft said here, it said without them.
                 continue;
             }
-            args.slots.drafted.set([slot], drafted.max(last + 1));
+            args.slots.drafted.set([slot], drafted.max(last + 1) as i32);
         }
         let Some(choice) = &args.choice else { continue };
         let choice = choice.at([index]);
         let room = args.slots.limit.at([slot]).min(args.slots.length_limit.at([slot]));
-        let in_answer = committed >= args.slots.prompt.at([slot]);
+        let room = i64::from(room).min(problem.positions as i64);
+        let in_answer = committed >= i64::from(args.slots.prompt.at([slot]));
         if choice >= 0 && in_answer && last == committed + proposed && last + 1 < room {
             args.slots.tokens.set([slot, last as usize + 1], choice);
-            args.slots.proposed.set([slot], proposed + 1);
+            args.slots.proposed.set([slot], proposed as i32 + 1);
         }
     }
 }

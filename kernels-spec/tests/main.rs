@@ -16,6 +16,10 @@ mod chances;
 #[cfg(not(feature = "planted-faults"))]
 mod garbage;
 #[cfg(not(feature = "planted-faults"))]
+mod hidden;
+#[cfg(not(feature = "planted-faults"))]
 mod refusals;
 #[cfg(not(feature = "planted-faults"))]
 mod sampling;
+#[cfg(not(feature = "planted-faults"))]
+mod streams;

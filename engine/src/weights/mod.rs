@@ -291,6 +291,7 @@ fn resolve(config: &Config, prefix: &str, sources: &[Source]) -> Result<Model<At
             return Err(Error::TensorType { path: path(), name: want.name.clone(), got });
         }
         if entry.shape != want.shape {
+            refuse_mlx(&path(), entry, &want.shape)?;
             let (got, want) = (entry.shape.clone(), want.shape.clone());
             return Err(Error::TensorShape { path: path(), name: entry.name.clone(), got, want });
         }
@@ -306,6 +307,24 @@ fn resolve(config: &Config, prefix: &str, sources: &[Source]) -> Result<Model<At
         }
         other => other,
     })
+}
+
+/// MLX conversions move the taps of the convolution last but one and add 1 to most norm weights. The first
+/// can be seen, the second cannot; loaded as they are, such weights give nonsense at full speed.
+fn refuse_mlx(path: &Path, entry: &Entry, want: &[usize]) -> Result<()> {
+    match (want, entry.shape.as_slice()) {
+        (&[channels, 1, width], &[c, w, 1]) if (channels, width) == (c, w) && width > 1 => {
+            Err(Error::Malformed {
+                path: path.to_owned(),
+                what: format!(
+                    "tensor `{}` has the shape {:?} of an MLX conversion, which also shifts norm weights",
+                    entry.name, entry.shape
+                ),
+                remedy: "use the release that it was converted from".into(),
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn missing_tensor(want: &TensorSpec, source: &Source) -> Error {

@@ -130,6 +130,19 @@ fn missing_misshaped_and_unknown_tensors_are_named() {
 }
 
 #[test]
+fn conversions_with_other_conventions_are_refused() {
+    let copy = Copy::dense();
+    copy.edit(|t| {
+        for (name, tensor) in t {
+            if name.ends_with("conv1d.weight") {
+                tensor.shape = vec![256, 4, 1];
+            }
+        }
+    });
+    says(&copy.error(), &["layers.0.linear_attn.conv1d.weight", "[256, 4, 1]", "MLX", "converted from"]);
+}
+
+#[test]
 fn both_expert_layouts_at_once_are_refused() {
     let copy = Copy::of("fixtures/tiny-moe");
     let split = Copy::of("fixtures/tiny-moe-per-expert").tensors();

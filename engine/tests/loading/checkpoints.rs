@@ -156,6 +156,23 @@ fn every_type_is_read_at_every_type() {
 }
 
 #[test]
+fn weights_at_odd_addresses_are_read() {
+    let copy = Copy::dense();
+    let path = copy.file("model.safetensors");
+    let want: Vec<f32> = copy.open().unwrap().embed().to_vec().unwrap();
+    // One more space at the header's end moves every tensor by a byte.
+    let mut file = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) + 1;
+    file[..8].copy_from_slice(&length.to_le_bytes());
+    file.insert(7 + length as usize, b' ');
+    std::fs::write(&path, file).unwrap();
+    let checkpoint = copy.open().unwrap();
+    assert_eq!(checkpoint.embed().bytes().as_ptr() as usize % 2, 1);
+    assert_eq!(checkpoint.embed().to_vec::<f32>().unwrap(), want);
+    assert_eq!(checkpoint.embed().to_vec::<bf16>().unwrap()[9].to_f32(), want[9]);
+}
+
+#[test]
 fn narrowing_is_exact_or_asked_for() {
     let name = "model.language_model.layers.0.linear_attn.A_log";
     let copy = Copy::dense();

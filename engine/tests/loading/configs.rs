@@ -179,6 +179,15 @@ fn what_is_not_implemented_or_absurd_is_refused_by_name() {
     says(&message(parse(&moe)), &["num_experts_per_tok", "is 5", "num_experts, which is 4"]);
     let root = json!({ "model_type": "qwen3_5", "text_config": with("hidden_size", json!(0)) });
     says(&message(parse(&root)), &["text_config.hidden_size"]);
+    let scheme = json!({ "quant_method": "fp8" });
+    let outer = json!({
+        "model_type": "qwen3_5",
+        "text_config": with("pad_token_id", Value::Null),
+        "quantization_config": scheme,
+    });
+    says(&message(parse(&outer)), &["`quantization_config`", "fp8"]);
+    let inner = json!({ "model_type": "qwen3_5", "text_config": with("quantization_config", scheme) });
+    says(&message(parse(&inner)), &["`text_config.quantization_config`", "fp8"]);
     let long = "x".repeat(5000);
     assert!(message(parse(&with("hidden_act", json!(long)))).len() < 400);
 }

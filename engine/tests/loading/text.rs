@@ -68,6 +68,11 @@ fn streams_hold_back_half_characters() {
     assert_eq!(stream.flush(), "");
     // NFC, as the tokenizer asks for.
     assert_eq!(parts.concat(), "naïve 日本語 🦀 👩‍🚀 é");
+    // What can no longer become a character is not held back.
+    let byte = |b: u8| (0..256).find(|&id| TINY.bytes(id) == [b]).unwrap();
+    let mut stream = TINY.detokenizer(true);
+    assert_eq!((stream.push(byte(0xff)), stream.push(byte(b'a'))), ("\u{fffd}".into(), "a".into()));
+    assert_eq!((stream.push(byte(0xe6)), stream.push(byte(b'a'))), (String::new(), "\u{fffd}a".into()));
     // A stream that ends inside a character says so once.
     let crab = TINY.encode("🦀").unwrap();
     let mut stream = TINY.detokenizer(true);

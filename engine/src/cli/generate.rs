@@ -169,11 +169,8 @@ impl Generate {
                 text
             }
         };
-        let made = if self.chat {
-            maker.chat(&[Message::new("user", prompt)])?
-        } else {
-            maker.prompt(&prompt)?
-        };
+        let made =
+            if self.chat { maker.chat(&[Message::new("user", prompt)])? } else { maker.prompt(&prompt)? };
         Ok(vec![made])
     }
 

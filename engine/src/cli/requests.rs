@@ -126,9 +126,8 @@ impl Maker<'_> {
     /// One request of every line that is not blank.
     pub(crate) fn jsonl(&self, text: &str, path: &Path) -> Result<Vec<TextRequest>> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let made = lines.map(|(i, line)| {
-            self.line(line).with_context(|| format!("{} line {}", path.display(), i + 1))
-        });
+        let made = lines
+            .map(|(i, line)| self.line(line).with_context(|| format!("{} line {}", path.display(), i + 1)));
         let made: Vec<_> = made.collect::<Result<_>>()?;
         if made.is_empty() {
             bail!("{}: there is no request in it; write one JSON object a line", path.display());

@@ -38,7 +38,8 @@ fn refused_with(args: &[&str], words: &[&str]) {
     }
 }
 
-const QUESTION: &str = "Question: A shop had 6 trays of 13 pencils. It sold 12 on Monday. How many pencils remain?\nAnswer:";
+const QUESTION: &str =
+    "Question: A shop had 6 trays of 13 pencils. It sold 12 on Monday. How many pencils remain?\nAnswer:";
 
 fn generate<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&["generate", "--max-tokens", "40", "--prompt"], more].concat()

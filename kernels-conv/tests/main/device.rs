@@ -18,10 +18,13 @@ fn script(rng: &mut Rng, p: &Problem, rounds: usize) -> Vec<Vec<Chunk<bf16>>> {
                     let rows = rng.below(p.max_rows + 1);
                     let x = rng.normals(rows * p.channels, 3.0);
                     let start = positions[slot];
+                    if rng.below(6) == 0 {
+                        // Padding writes no ring rows, so the sequence does not move past them.
+                        return Chunk { slot: PAD, start, x };
+                    }
                     // A rejected tail: the next launch begins before this one ended.
                     positions[slot] += rng.below(rows + 1);
-                    let slot = if rng.below(6) == 0 { PAD } else { slot as i32 };
-                    Chunk { slot, start, x }
+                    Chunk { slot: slot as i32, start, x }
                 })
                 .collect()
         })

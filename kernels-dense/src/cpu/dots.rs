@@ -56,7 +56,7 @@ fn block<W: Activation>(
 }
 
 /// The definition.
-fn dot<W: Activation>(x: &[f32], w: &[W]) -> f32 {
+pub(super) fn dot<W: Activation>(x: &[f32], w: &[W]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     for (x, w) in x.chunks(LANES).zip(w.chunks(LANES)) {
         for ((lane, x), w) in lanes.iter_mut().zip(x).zip(w) {

@@ -102,8 +102,16 @@ pub fn rsqrt(x: f32) -> f32 {
 /// Runs `body` with the widest vectors this processor has.
 ///
 /// A fused multiply-add has one right result, so the bits do not depend on what is found; without the
-/// instruction each `mul_add` is a library call, twenty times slower. `body` and what it calls must be
-/// `#[inline(always)]` to profit.
+/// instruction each `mul_add` is a library call, twenty times slower. To profit, the closure itself and
+/// what it calls in its loops must be inlined, and a closure of any size is only if it says so:
+///
+/// ```
+/// # let (mut y, x) = ([0.0f32; 8], [1.0f32; 8]);
+/// kernels_core::ref_math::vectorised(
+///     #[inline(always)]
+///     || y.iter_mut().zip(&x).for_each(|(y, x)| *y = x.mul_add(2.0, *y)),
+/// );
+/// ```
 #[inline(always)]
 pub fn vectorised<R>(body: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]

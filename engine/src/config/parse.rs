@@ -13,7 +13,7 @@ pub(super) mod max {
     pub(crate) const HEADS: usize = 1 << 10;
     pub(crate) const HEAD_DIM: usize = 1 << 10;
     pub(crate) const EXPERTS: usize = 1 << 12;
-    pub(crate) const CONV_WIDTH: usize = 8;
+    pub(crate) const CONV_WIDTH: usize = 4;
     pub(crate) const VOCAB: usize = 1 << 22;
     pub(crate) const POSITIONS: usize = 1 << 30;
 }
@@ -189,6 +189,10 @@ fn gdn(text: &Fields<'_>) -> Result<Gdn> {
         v_dim: text.size("linear_value_head_dim", Some(128), max::HEAD_DIM)?,
         conv_width: text.size("linear_conv_kernel_dim", Some(4), max::CONV_WIDTH)?,
     };
+    if gdn.conv_width == 1 {
+        let why = "a convolution of one tap keeps no state; widths 2, 3 and 4 are implemented";
+        return Err(text.refuse("linear_conv_kernel_dim", why, "use a checkpoint of the Qwen3.5 family"));
+    }
     if !gdn.v_heads.is_multiple_of(gdn.k_heads) {
         let why = format!("it must be a multiple of linear_num_key_heads, which is {}", gdn.k_heads);
         return Err(text.refuse("linear_num_value_heads", why, "correct one of the two"));

@@ -1,13 +1,13 @@
 //! The engine's error type: what is wrong, where, and what to do about it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why the engine refused or failed. Every message is one paragraph that names the thing and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file cannot be read.
-    #[error("{}: cannot be read: {source}; {remedy}", path.display())]
+    #[error("{}: cannot be read: {source}; {remedy}", shown(path))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -17,7 +17,7 @@ pub enum Error {
         remedy: String,
     },
     /// A file is not what its name says: broken JSON, a cut shard, an index that lies.
-    #[error("{}: {what}; {remedy}", path.display())]
+    #[error("{}: {}; {}", shown(path), one_line(what), one_line(remedy))]
     Malformed {
         /// The file or directory.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum Error {
         remedy: String,
     },
     /// A field of a configuration file has a value the engine does not support.
-    #[error("{}: `{field}` is {value}: {why}; {remedy}", path.display())]
+    #[error("{}: `{field}` is {}: {}; {remedy}", shown(path), one_line(value), one_line(why))]
     Config {
         /// The configuration file.
         path: PathBuf,
@@ -42,7 +42,7 @@ pub enum Error {
     },
     /// A tensor the configuration asks for is nowhere in the checkpoint.
     #[error(
-        "{}: tensor `{name}` of shape {want:?} is missing{}; {remedy}", path.display(), and_more(*others, "missing")
+        "{}: tensor `{}` of shape {want:?} is missing{}; {remedy}", shown(path), one_line(name), and_more(*others, "missing")
     )]
     MissingTensor {
         /// The checkpoint's directory.
@@ -58,8 +58,11 @@ pub enum Error {
     },
     /// A tensor has another shape than the configuration says.
     #[error(
-        "{}: tensor `{name}` has shape {got:?}, the configuration wants {want:?}; the weights and config.json \
-         belong to different models, fetch both from one release", path.display()
+        "{}: tensor `{}` has shape {}, the configuration wants {want:?}; the weights and config.json \
+         belong to different models, fetch both from one release",
+        shown(path),
+        one_line(name),
+        dimensions(got)
     )]
     TensorShape {
         /// The file that holds it.
@@ -73,8 +76,10 @@ pub enum Error {
     },
     /// A tensor has an element type that is not one of the three the engine reads.
     #[error(
-        "{}: tensor `{name}` is {got}, wanted BF16, F16 or F32; quantised checkpoints are not supported, use \
-         the 16-bit release", path.display()
+        "{}: tensor `{}` is {got}, wanted BF16, F16 or F32; quantised checkpoints are not supported, use \
+         the 16-bit release",
+        shown(path),
+        one_line(name)
     )]
     TensorType {
         /// The file that holds it.
@@ -86,8 +91,9 @@ pub enum Error {
     },
     /// A tensor that belongs to no part of the model. Skipping it silently could drop half a model.
     #[error(
-        "{}: tensor `{name}` {got:?} belongs to no part of the configured model{}; check that config.json is \
-         this checkpoint's own", path.display(), and_more(*others, "unknown")
+        "{}: tensor `{}` {} belongs to no part of the configured model{}; check that config.json is \
+         this checkpoint's own", shown(path), one_line(name), dimensions(got),
+         and_more(*others, "unknown")
     )]
     UnknownTensor {
         /// The file that holds it.
@@ -101,8 +107,10 @@ pub enum Error {
     },
     /// Two shards hold the same tensor.
     #[error(
-        "tensor `{name}` is in both {} and {}; keep the one that the index names and rebuild the other shard",
-        first.display(), second.display()
+        "tensor `{}` is in both {} and {}; keep the one that the index names and rebuild the other shard",
+        one_line(name),
+        shown(first),
+        shown(second)
     )]
     DuplicateTensor {
         /// The tensor.
@@ -114,8 +122,10 @@ pub enum Error {
     },
     /// A value does not survive the conversion to the type asked for.
     #[error(
-        "{}: tensor `{name}` ({from}) holds {value} at element {index}, which {to} cannot represent; load the \
-         checkpoint with rounding or run it in f32", path.display()
+        "{}: tensor `{}` ({from}) holds {value} at element {index}, which {to} cannot represent; load the \
+         checkpoint with rounding or run it in f32",
+        shown(path),
+        one_line(name)
     )]
     Inexact {
         /// The file that holds it.
@@ -132,7 +142,7 @@ pub enum Error {
         value: f32,
     },
     /// Speculation was asked for and the checkpoint cannot serve it.
-    #[error("{}: no MTP head to draft with: {why}; {remedy}", path.display())]
+    #[error("{}: no MTP head to draft with: {why}; {remedy}", shown(path))]
     NoDraftHead {
         /// The checkpoint's directory.
         path: PathBuf,
@@ -142,7 +152,7 @@ pub enum Error {
         remedy: String,
     },
     /// The chat template failed on these messages.
-    #[error("{}: chat template{}: {what}; {remedy}", path.display(), at_line(*line))]
+    #[error("{}: chat template{}: {}; {remedy}", shown(path), at_line(*line), one_line(what))]
     Template {
         /// The file the template came from.
         path: PathBuf,
@@ -154,7 +164,7 @@ pub enum Error {
         remedy: String,
     },
     /// The tokenizer failed on this input.
-    #[error("tokenizer: {what}; {remedy}")]
+    #[error("tokenizer: {}; {}", one_line(what), one_line(remedy))]
     Tokenizer {
         /// What went wrong.
         what: String,
@@ -178,6 +188,18 @@ pub enum Error {
         name: &'static str,
         /// Its value.
         got: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A line of a file of requests is none.
+    #[error("{} line {number}: {}; {remedy}", shown(path), one_line(what))]
+    RequestLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        number: usize,
+        /// What is wrong with it.
+        what: String,
         /// What to do.
         remedy: String,
     },
@@ -209,4 +231,50 @@ fn and_more(others: usize, what: &str) -> String {
 
 fn at_line(line: Option<usize>) -> String {
     line.map(|line| format!(" line {line}")).unwrap_or_default()
+}
+
+/// The longest piece of somebody else's text in a message.
+const LONGEST: usize = 600;
+
+/// Text out of a file, such as a tensor's name: it can hold anything, and a message is one paragraph.
+fn one_line(text: &str) -> String {
+    let mut line = String::new();
+    for (i, c) in text.chars().enumerate() {
+        if i == LONGEST {
+            line.push('…');
+            break;
+        }
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
+fn dimensions(shape: &[usize]) -> String {
+    one_line(&format!("{shape:?}"))
+}
+
+fn shown(path: &Path) -> String {
+    one_line(&path.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_one_paragraph_whatever_a_file_holds() {
+        let missing = Error::MissingTensor {
+            path: "a\nb".into(),
+            name: format!("x\u{1b}[2J{}", "y".repeat(10_000)),
+            want: vec![1],
+            others: 0,
+            remedy: "fetch it".into(),
+        };
+        let message = missing.to_string();
+        assert!(message.starts_with(r"a\nb: tensor `x\u{1b}[2Jyyy"), "{message}");
+        assert!(message.ends_with("y…` of shape [1] is missing; fetch it"), "{message}");
+        let malformed =
+            Error::Malformed { path: "a".into(), what: "says\r\n`b`".into(), remedy: "fetch it".into() };
+        assert_eq!(malformed.to_string(), r"a: says\r\n`b`; fetch it");
+    }
 }

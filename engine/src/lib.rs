@@ -9,6 +9,7 @@ pub mod config;
 pub mod draft;
 mod engine;
 mod error;
+pub mod jsonl;
 pub mod model;
 pub mod request;
 pub mod round;

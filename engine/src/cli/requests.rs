@@ -4,10 +4,10 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use engine::{
     Request, Sampling, config,
+    jsonl::{self, Prompt, RequestLine},
     request::recommended,
     text::{ChatOptions, ChatTemplate, Message, Tokenizer},
 };
-use serde::Deserialize;
 use std::path::Path;
 
 /// How tokens are chosen, for every request that does not say otherwise.
@@ -70,35 +70,6 @@ pub(crate) struct TextRequest {
     pub(crate) stops: Vec<String>,
 }
 
-/// A line of a JSONL file; what it leaves out comes from the command line.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Line {
-    prompt: Option<String>,
-    messages: Option<Vec<ChatLine>>,
-    max_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_k: Option<u32>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    #[serde(default)]
-    bias: Vec<(u32, f32)>,
-    seed: Option<u64>,
-    stop: Option<Vec<String>>,
-    draft: Option<usize>,
-    ignore_eos: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ChatLine {
-    role: String,
-    content: String,
-}
-
 /// Makes requests out of text.
 pub(crate) struct Maker<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
@@ -123,48 +94,23 @@ impl Maker<'_> {
         self.prompt(&template.render(messages, &options)?)
     }
 
-    /// One request of every line that is not blank.
+    /// One request of every line that is not blank; what a line leaves out comes from the command line.
     pub(crate) fn jsonl(&self, text: &str, path: &Path) -> Result<Vec<TextRequest>> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let made = lines
-            .map(|(i, line)| self.line(line).with_context(|| format!("{} line {}", path.display(), i + 1)));
-        let made: Vec<_> = made.collect::<Result<_>>()?;
-        if made.is_empty() {
-            bail!("{}: there is no request in it; write one JSON object a line", path.display());
-        }
-        Ok(made)
+        let made = jsonl::parse(text, path)?
+            .into_iter()
+            .map(|line| self.line(&line).with_context(|| format!("{} line {}", path.display(), line.number)));
+        made.collect()
     }
 
-    fn line(&self, line: &str) -> Result<TextRequest> {
-        let line: Line = serde_json::from_str(line)
-            .context("is no request; write an object such as {\"prompt\": \"...\", \"max_tokens\": 64}")?;
-        let mut made = match (&line.prompt, &line.messages) {
-            (Some(prompt), None) => self.prompt(prompt)?,
-            (None, Some(messages)) => {
-                let messages: Vec<_> = messages.iter().map(|m| Message::new(&m.role, &m.content)).collect();
-                self.chat(&messages)?
-            }
-            _ => bail!(
-                "has {} of `prompt` and `messages`; give exactly one",
-                if line.prompt.is_some() { "both" } else { "none" }
-            ),
+    fn line(&self, line: &RequestLine) -> Result<TextRequest> {
+        let mut made = match &line.prompt {
+            Prompt::Text(prompt) => self.prompt(prompt)?,
+            Prompt::Messages(messages) => self.chat(messages)?,
         };
-        let request = &mut made.request;
-        request.max_tokens = line.max_tokens.unwrap_or(request.max_tokens);
-        request.drafts = line.draft.or(request.drafts);
-        request.ignore_eos = line.ignore_eos.unwrap_or(request.ignore_eos);
-        let s = &mut request.sampling;
-        s.temperature = line.temperature.unwrap_or(s.temperature);
-        s.top_k = line.top_k.unwrap_or(s.top_k);
-        s.top_p = line.top_p.unwrap_or(s.top_p);
-        s.min_p = line.min_p.unwrap_or(s.min_p);
-        s.repetition_penalty = line.repetition_penalty.unwrap_or(s.repetition_penalty);
-        s.presence_penalty = line.presence_penalty.unwrap_or(s.presence_penalty);
-        s.frequency_penalty = line.frequency_penalty.unwrap_or(s.frequency_penalty);
-        s.seed = line.seed.unwrap_or(s.seed);
-        s.bias = line.bias;
-        made.stops = line.stop.unwrap_or(made.stops);
-        check_stops(&made.stops)?;
+        line.apply(&mut made.request);
+        if let Some(stops) = &line.stop {
+            made.stops.clone_from(stops);
+        }
         Ok(made)
     }
 }

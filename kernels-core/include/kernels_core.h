@@ -34,6 +34,8 @@ int32_t ls_core_product_sm90(const ls_core_product_params* p, ls_stream_t stream
 #define LS_CORE_PHILOX_BITS 4
 /* out[i] = uniform(x[i]) */
 #define LS_CORE_PHILOX_UNIFORM 5
+/* 1 / x for x in [1, 2]: the step inside sigmoid and silu */
+#define LS_CORE_RECIPROCAL 6
 
 typedef struct ls_core_math_params {
   uint32_t* out;     /* [count]  bit patterns */

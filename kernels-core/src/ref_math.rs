@@ -75,16 +75,23 @@ fn times_pow2(e: f32, shifted: f32) -> f32 {
     e * pow2(half) * pow2(n - half)
 }
 
-/// 1 / (1 + e^-x).
+/// 1 / (1 + e^-x): with e = e^-|x| it is 1 / (1 + e), or e / (1 + e) for a negative x.
+///
+/// So the reciprocal is of a number from 1 to 2, which a GPU rounds right without a branch.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+    let e = exp(-x.abs());
+    let r = 1.0 / (1.0 + e);
+    if x < 0.0 { e * r } else { r }
 }
 
-/// x / (1 + e^-x).
+/// x / (1 + e^-x), as in [`sigmoid`]. At most 4 ulp and 1e-43 from the true value (e^x loses bits where it is
+/// denormal, below x = -87).
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
-    x / (1.0 + exp(-x))
+    let e = exp(-x.abs());
+    let r = 1.0 / (1.0 + e);
+    (if x < 0.0 { x * e } else { x }) * r
 }
 
 /// ln(1 + e^x), the identity above 20.
@@ -170,6 +177,21 @@ mod tests {
         assert!(worst < 1.5, "{worst} ulp");
         for n in -149..128 {
             assert_eq!(f64::from(exp2(n as f32)), libm::exp2(f64::from(n)), "2^{n} is exact");
+        }
+    }
+
+    #[test]
+    fn silu_is_within_its_bound() {
+        for bits in (0..u32::MAX).step_by(997) {
+            let x = f32::from_bits(bits);
+            if !x.is_finite() {
+                continue;
+            }
+            let want = f64::from(x) / (1.0 + libm::exp(-f64::from(x)));
+            let size = want.abs() as f32;
+            let ulp = f64::from(f32::from_bits(size.to_bits() + 1)) - f64::from(size);
+            let error = (f64::from(silu(x)) - want).abs();
+            assert!(error < 4.0 * ulp + 1e-43, "silu({x}) = {}, not {want}", silu(x));
         }
     }
 

@@ -214,7 +214,9 @@ pub fn cpu_equals_cuda(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
     let float = |f: fn(f32) -> f32| move |_: usize, x: u32| canonical(f(f32::from_bits(x)));
     let noise =
         |i: usize, x: u32| philox::bits(u64::from(!x) << 32 | u64::from(x), 7, i as u32, philox::Use::Draw);
+    let one_to_two: Vec<u32> = (1.0f32.to_bits()..=2.0f32.to_bits()).collect();
     Ok(vec![
+        scalar(on, Function::Reciprocal, &one_to_two, float(|x| 1.0 / x))?,
         scalar(on, Function::Exp, &words, float(ref_math::exp))?,
         scalar(on, Function::Sigmoid, &words, float(ref_math::sigmoid))?,
         scalar(on, Function::Silu, &words, float(ref_math::silu))?,

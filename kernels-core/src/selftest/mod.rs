@@ -103,6 +103,8 @@ pub enum Function {
     PhiloxBits = sys::LS_CORE_PHILOX_BITS,
     /// [`crate::philox::uniform`]
     PhiloxUniform = sys::LS_CORE_PHILOX_UNIFORM,
+    /// 1 / x for x from 1 to 2, inside [`crate::ref_math::sigmoid`] and [`crate::ref_math::silu`]
+    Reciprocal = sys::LS_CORE_RECIPROCAL,
 }
 
 /// `out[i] = function(x[i])`, on bit patterns.

@@ -52,7 +52,11 @@ __device__ __forceinline__ uint4 output(const Taps<kWidth>& taps, const uint4* i
     float sum = bf16_at(taps.bias, c);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sum = __fmaf_rn(taps.tap(c, j), bf16_at(inputs[j], c), sum);
-    y[c] = with_silu ? silu(sum) : sum;
+    y[c] = sum;
+  }
+  if (with_silu) {
+#pragma unroll
+    for (int c = 0; c < kVectorBf16; ++c) y[c] = silu(y[c]);
   }
   return pack_bf16(y);
 }

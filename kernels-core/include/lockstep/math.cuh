@@ -61,18 +61,34 @@ __device__ __forceinline__ float exp(float x) {
   return x != x ? x : scaled;
 }
 
-// 1 / (1 + e^-x): with e = e^-|x| it is 1 / (1 + e), or e / (1 + e) for a negative x.
-__device__ __forceinline__ float sigmoid(float x) {
-  const float e = exp(-fabsf(x));
-  const float r = detail::reciprocal_one_to_two(__fadd_rn(1.0f, e));
-  return x < 0.0f ? __fmul_rn(e, r) : r;
+namespace detail {
+
+// e = e^-|x| and r = 1 / (1 + e), |x| held at 87: exp()'s bits without its care for denormal results.
+struct Logistic {
+  float e, r;
+};
+
+__device__ __forceinline__ Logistic logistic(float x) {
+  const Reduced y = reduce_exp(fmaxf(-fabsf(x), -87.0f));
+  // The low nine bits of kRound are zero, so that shifting its sum with n leaves n in the exponent field.
+  const uint32_t scale = (__float_as_uint(y.shifted) << 23) + (127u << 23);
+  const float e = __fmul_rn(y.power, __uint_as_float(scale));
+  return {e, reciprocal_one_to_two(__fadd_rn(1.0f, e))};
 }
 
-// x / (1 + e^-x), as above.
+}  // namespace detail
+
+// 1 / (1 + e^-x): with e = e^-|x| it is 1 / (1 + e), or e / (1 + e) for a negative x.
+__device__ __forceinline__ float sigmoid(float x) {
+  const detail::Logistic l = detail::logistic(x);
+  const float y = x < 0.0f ? __fmul_rn(l.e, l.r) : l.r;
+  return x != x ? x : y;  // fmaxf drops a NaN
+}
+
+// x / (1 + e^-x), as above. A NaN is not below zero and comes through the numerator.
 __device__ __forceinline__ float silu(float x) {
-  const float e = exp(-fabsf(x));
-  const float r = detail::reciprocal_one_to_two(__fadd_rn(1.0f, e));
-  return __fmul_rn(x < 0.0f ? __fmul_rn(x, e) : x, r);
+  const detail::Logistic l = detail::logistic(x);
+  return __fmul_rn(x < 0.0f ? __fmul_rn(fmaxf(x, -87.0f), l.e) : x, l.r);
 }
 
 // 1 / sqrt(x), both steps rounded to nearest.

@@ -47,6 +47,9 @@ pub(crate) struct Generate {
     /// What proposes drafts
     #[arg(long, value_enum)]
     drafter: Option<DrafterName>,
+    /// Take the MTP head from this directory or safetensors file instead of the checkpoint
+    #[arg(long, value_name = "PATH")]
+    mtp: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Text that ends the reply and is not part of it; may be given several times
@@ -98,7 +101,11 @@ impl Generate {
             );
         }
         let started = Instant::now();
-        let from = if plain { MtpFrom::Nowhere } else { MtpFrom::Checkpoint };
+        let from = match &self.mtp {
+            _ if plain => MtpFrom::Nowhere,
+            Some(path) => MtpFrom::Path(path.clone()),
+            None => MtpFrom::Checkpoint,
+        };
         let checkpoint = Checkpoint::open_with(&dir, &weights::Options { mtp: from })?;
         let asked = self.draft.is_some_and(|k| k > 0) || self.drafter == Some(DrafterName::Mtp);
         if asked && !plain {

@@ -183,6 +183,12 @@ fn a_checkpoint_without_a_head_says_so_and_decodes_plainly() {
     assert!(text(&plain.stderr).contains("no drafts"), "{}", text(&plain.stderr));
     let asked = ["generate", "--model", model, "--prompt", "post", "--draft", "2"];
     refused_with(&asked, &["mtp", "mtp_num_hidden_layers"]);
+    // A head from elsewhere.
+    let head = from.join("model.safetensors");
+    let with_head = [&asked[..], &["--mtp", head.to_str().unwrap(), "--max-tokens", "4"]].concat();
+    let drafted = lockstep(&with_head);
+    assert_eq!(text(&drafted.stdout), text(&plain.stdout), "{}", text(&drafted.stderr));
+    assert!(text(&drafted.stderr).contains("accept length"), "{}", text(&drafted.stderr));
 }
 
 #[test]

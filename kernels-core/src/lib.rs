@@ -1,14 +1,11 @@
-//! What every lockstep kernel crate shares.
+#![doc = include_str!("../README.md")]
 //!
-//! A kernel crate is used in three steps: numbers go into a `Problem`, `plan` turns them into an
-//! operation, and the operation's `run` takes an `Args` of tensor views. Both backends go through the
-//! same `Args` and the same checks:
+//! # How a kernel crate is used
 //!
-//! * [`Cpu`] is always there. It is the specification: every operation is written out in the order of
-//!   its equations, rounding where the contract says so.
-//! * `Cuda` (feature `cuda`) enqueues hand-written kernels on the caller's own stream.
-//!
-//! Every cache is addressed by absolute position; see [`slots`] for the rules that all crates share.
+//! Numbers go into a `Problem`, `plan` turns them into an operation, and the operation's `run` takes an
+//! `Args` of tensor views. Both backends go through the same `Args` and the same checks. The CPU backend is
+//! the specification: every operation is written out in the order of its equations. The CUDA backend
+//! enqueues hand-written kernels on the caller's own stream.
 
 pub mod argmax;
 pub mod backend;
@@ -28,6 +25,7 @@ pub mod slots;
 #[cfg(feature = "cuda")]
 mod sys;
 pub mod tensor;
+pub mod workspace;
 
 pub use backend::{Backend, Buffer, Cpu};
 #[cfg(feature = "cuda")]

@@ -1,5 +1,13 @@
 //! What the tests that cross crates share: checkpoints, engines, streams.
 
+mod edited;
+pub mod ledger;
+mod served;
+
+pub use edited::Edited;
+pub use ledger::Ledger;
+pub use served::{Received, Served};
+
 use engine::{
     Engine, Finish, Options, Request,
     cache::Limits,
@@ -16,6 +24,10 @@ use std::path::PathBuf;
 pub fn assets(name: &str) -> PathBuf {
     kernels_testkit::fixture::root().join("assets").join(name)
 }
+
+/// A small model with random weights: the best tokens are nearly tied everywhere, so that one bit in the
+/// wrong place shows up within a few tokens.
+pub const HOSTILE: &str = "fixtures/tiny-dense";
 
 /// The embedded checkpoint.
 pub const EMBEDDED: &str = "tiny-qwen35-mtp";
@@ -34,7 +46,7 @@ pub fn limits(slots: usize, max_drafts: usize) -> Limits {
     }
 }
 
-/// Loads a checkpoint under `assets/`.
+/// Loads a checkpoint under `assets/`, or an edited one by its path.
 pub fn load<A: Activation>(name: &str) -> (Context<Cpu>, Model<Cpu, A>) {
     let dir = assets(name);
     let checkpoint = Checkpoint::open(&dir).expect("the checkpoint is complete");

@@ -13,7 +13,7 @@ use kernels_dense::Epilogue;
 impl<B: EngineBackend, A: Activation> Model<B, A> {
     /// `residual += out(attention(normed))`; K and V of the rows are written into `pool` first.
     #[expect(clippy::too_many_arguments, reason = "operands of one fused block, each of another owner")]
-    pub(super) fn attention(
+    pub(crate) fn attention(
         &self,
         cx: &Context<B>,
         pass: &Pass<'_, B>,

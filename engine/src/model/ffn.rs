@@ -7,7 +7,7 @@ use kernels_dense::{Epilogue, Moe, MoeArgs, MoeProblem};
 
 impl<B: EngineBackend, A: Activation> Model<B, A> {
     /// `residual += ffn(normed)`.
-    pub(super) fn ffn(
+    pub(crate) fn ffn(
         &self,
         cx: &Context<B>,
         rows: usize,

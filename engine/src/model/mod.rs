@@ -12,7 +12,7 @@ pub use scratch::Scratch;
 use crate::{Result, cache::Caches, config::Config};
 use kernels_attn::AttnBackend;
 use kernels_conv::ConvBackend;
-use kernels_core::{Activation, Backend, DeviceInfo, Rows, Tensor, TensorMut};
+use kernels_core::{Activation, Backend, DeviceInfo, Rows, Tensor, TensorMut, fault};
 use kernels_dense::{
     ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, EmbedProblem, Epilogue, Head, HeadArgs,
     HeadProblem, Linear, LinearArgs, LinearProblem, Norm, NormArgs, NormProblem,
@@ -131,21 +131,21 @@ pub enum Ffn<B: Backend, A: Activation> {
 /// One decoder layer.
 #[derive(Debug)]
 pub struct Layer<B: Backend, A: Activation> {
-    input_norm: B::Memory<A>,
-    mixer: Mixer<B, A>,
-    post_norm: B::Memory<A>,
-    ffn: Ffn<B, A>,
+    pub(crate) input_norm: B::Memory<A>,
+    pub(crate) mixer: Mixer<B, A>,
+    pub(crate) post_norm: B::Memory<A>,
+    pub(crate) ffn: Ffn<B, A>,
 }
 
 /// The draft head: one attention layer over (embedding of a token, hidden of the position before it).
 #[derive(Debug)]
 pub struct Mtp<B: Backend, A: Activation> {
     /// `[hidden, 2 hidden]`, embedding half first.
-    fc: B::Memory<A>,
-    embedding_norm: B::Memory<A>,
-    hidden_norm: B::Memory<A>,
-    layer: Layer<B, A>,
-    norm: B::Memory<A>,
+    pub(crate) fc: B::Memory<A>,
+    pub(crate) embedding_norm: B::Memory<A>,
+    pub(crate) hidden_norm: B::Memory<A>,
+    pub(crate) layer: Layer<B, A>,
+    pub(crate) norm: B::Memory<A>,
 }
 
 /// A loaded model.
@@ -166,6 +166,11 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
     /// The checkpoint's configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The draft head's weights.
+    pub(crate) fn mtp(&self) -> Option<&Mtp<B, A>> {
+        self.mtp.as_ref()
     }
 
     /// Whether the checkpoint has a draft head.
@@ -228,15 +233,20 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let pool = caches.draft_pool.as_mut().expect("the draft pool is allocated with the drafter");
         let (rows, n, eps) = (pass.rows, self.config.hidden, self.config.eps);
         self.embed(cx, pass.ids.reborrow(), rows, &mut scratch.normed)?;
+        let mut halves = [(&scratch.normed, &mtp.embedding_norm), (&scratch.carried, &mtp.hidden_norm)];
+        if fault::active("engine.concat_swapped") {
+            halves.reverse();
+        }
+        let [left, right] = halves;
         let problem = NormProblem { rows, n, eps };
         ConcatNorm::plan(problem, &cx.device)?.run(
             &cx.queue,
             ConcatNormArgs::<B, A> {
                 out: TensorMut::of(&mut scratch.concat, [rows, 2 * n]),
-                left: Tensor::of(&scratch.normed, [rows, n]),
-                left_weight: Tensor::of(&mtp.embedding_norm, [n]),
-                right: Tensor::of(&scratch.carried, [rows, n]),
-                right_weight: Tensor::of(&mtp.hidden_norm, [n]),
+                left: Tensor::of(left.0, [rows, n]),
+                left_weight: Tensor::of(left.1, [n]),
+                right: Tensor::of(right.0, [rows, n]),
+                right_weight: Tensor::of(right.1, [n]),
             },
         )?;
         let concat = Tensor::of(&scratch.concat, [rows, 2 * n]);
@@ -272,7 +282,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         Ok(Head::plan(problem, &cx.device)?.run(&cx.queue, args)?)
     }
 
-    fn embed(
+    pub(crate) fn embed(
         &self,
         cx: &Context<B>,
         ids: Tensor<'_, B, i32, 1>,
@@ -286,7 +296,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         Ok(op.run(&cx.queue, EmbedArgs { out, ids: ids.reborrow(), table })?)
     }
 
-    fn norm(
+    pub(crate) fn norm(
         &self,
         cx: &Context<B>,
         rows: usize,
@@ -305,7 +315,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
 }
 
 /// `out = epilogue(x weight^T)`; the sizes are those of `out` and `x`.
-fn linear<B: EngineBackend, A: Activation>(
+pub(crate) fn linear<B: EngineBackend, A: Activation>(
     cx: &Context<B>,
     mut out: TensorMut<'_, B, A, 2>,
     x: Tensor<'_, B, A, 2>,

@@ -5,7 +5,7 @@ use crate::{
     Result,
     model::{EngineBackend, Kind, Pass},
 };
-use kernels_core::{Activation, PAD, Tensor, TensorMut};
+use kernels_core::{Activation, PAD, Tensor, TensorMut, fault};
 use kernels_spec::{
     Carry, CarryArgs, ChainInputs, ChainInputsArgs, DraftInputs, DraftInputsArgs, DraftProblem,
     HiddenProblem, KeepHidden, KeepHiddenArgs, LastRows, LastRowsArgs, Propose, ProposeArgs, TakeLast,
@@ -32,6 +32,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         let max_rows = wanted.iter().copied().max().unwrap_or(1).max(1);
         let slots = jobs.iter().zip(refresh).map(|(job, due)| if *due { job.slot as i32 } else { PAD });
         write_all::<B>(&self.cx.queue, &mut self.wanted, slots)?;
+        self.forget_rows(jobs)?;
         self.draft.table.sequences = sequences;
         let base = self.problem(sequences, bound, max_rows);
         let (forward_rows, ring_rows) = (self.pass.rows, self.limits.hidden_rows());
@@ -49,10 +50,12 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
 
         let hidden = self.hidden_problem(sequences, rows);
         let (width, slots) = (hidden.width, hidden.slots);
+        let before_norm = fault::active("engine.pre_norm_hidden");
+        let target_rows = if before_norm { &self.scratch.residual } else { &self.scratch.hidden };
         let args = CarryArgs {
             out: TensorMut::of(&mut self.scratch.carried, [rows, width]),
             faults: TensorMut::of(&mut self.caches.shared.table.faults, [slots + 1]),
-            hidden: Tensor::of(&self.scratch.hidden, [forward_rows, width]),
+            hidden: Tensor::of(target_rows, [forward_rows, width]),
             ring: Tensor::of(&self.caches.hidden, [slots, ring_rows, width]),
             forward: self.pass.table.lend(),
             rows: self.draft.table.lend(),
@@ -60,6 +63,18 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         Carry::plan(hidden, &self.cx.device)?.run(&self.cx.queue, args)?;
         self.draft_forward(Kind::Prefill)?;
         self.propose(None)
+    }
+
+    /// With a planted fault: rows that were never made from a hidden row of the target count as made.
+    fn forget_rows(&mut self, jobs: &[DraftJob]) -> Result<()> {
+        let both = fault::active("engine.newest_row_only");
+        let prompt = both || fault::active("engine.prompt_not_drafted");
+        let chain = both || fault::active("engine.chained_rows_kept");
+        for job in jobs.iter().filter(|job| if job.drafted == 0 { prompt } else { chain }) {
+            let table = &mut self.caches.shared.table;
+            B::write(&self.cx.queue, &mut table.drafted, job.slot, &[job.committed as i32])?;
+        }
+        Ok(())
     }
 
     /// Keeps the hidden rows of the latest target pass for later refreshes.

@@ -39,6 +39,9 @@ pub(crate) fn carry<A: Activation>(op: &Carry, mut args: CarryArgs<'_, Cpu, A>) 
             if fault::active("spec.wrong_hidden_row") {
                 position = (position + 1).min(end - 1);
             }
+            if fault::active("spec.hidden_row_early") {
+                position = position.saturating_sub(1);
+            }
             let source = if position >= start {
                 args.hidden.row(&[forward.rows.start + position - start])
             } else {

@@ -143,6 +143,16 @@ pub(crate) fn draft_inputs(op: &DraftInputs, mut args: DraftInputsArgs<'_, Cpu>)
         }
         (first, (end - first).min(max_rows))
     });
+    if fault::active("spec.draft_token_unshifted") {
+        for index in 0..op.problem().base.sequences {
+            let (slot, start) = (args.rows.slots.at([index]), args.rows.start.at([index]));
+            let (from, to) = (args.rows.row_offsets.at([index]), args.rows.row_offsets.at([index + 1]));
+            for row in from..to {
+                let token = args.slots.tokens.at([slot as usize, (start + row - from - 1) as usize]);
+                args.ids.set([row as usize], token);
+            }
+        }
+    }
 }
 
 pub(crate) fn chain_inputs(op: &ChainInputs, mut args: ChainInputsArgs<'_, Cpu>) {

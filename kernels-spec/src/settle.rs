@@ -185,6 +185,9 @@ impl Advance {
             counters.rounds.check(Self::NAME, "counters.rounds", [p.slots, columns + 1])?;
             counters.verified.check(Self::NAME, "counters.verified", [p.slots, columns])?;
             counters.accepted.check(Self::NAME, "counters.accepted", [p.slots, columns])?;
+            counters.rounds.check_disjoint(Self::NAME, "counters.rounds")?;
+            counters.verified.check_disjoint(Self::NAME, "counters.verified")?;
+            counters.accepted.check_disjoint(Self::NAME, "counters.accepted")?;
         }
         args.rows.check(Self::NAME, p.sequences)
     }

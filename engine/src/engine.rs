@@ -114,6 +114,11 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         self.core.model()
     }
 
+    /// The model with its memories, for tools that look at them after the last request.
+    pub(crate) fn into_core(self) -> Core<B, A> {
+        self.core
+    }
+
     /// What it may hold.
     pub fn limits(&self) -> &Limits {
         self.core.limits()

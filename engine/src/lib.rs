@@ -6,6 +6,7 @@
 
 pub mod cache;
 pub mod config;
+pub mod doctor;
 pub mod draft;
 mod engine;
 mod error;

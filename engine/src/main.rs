@@ -18,15 +18,18 @@ enum Command {
     Generate(cli::generate::Generate),
     /// Show a checkpoint's configuration, tensors and memory plan, without loading it
     Inspect(cli::inspect::Inspect),
+    /// Tell a weak draft head from one that is wired wrongly
+    Doctor(cli::doctor::Doctor),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Generate(command) => command.run(),
-        Command::Inspect(command) => command.run(),
+        Command::Generate(command) => command.run().map(|()| ExitCode::SUCCESS),
+        Command::Inspect(command) => command.run().map(|()| ExitCode::SUCCESS),
+        Command::Doctor(command) => command.run(),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) if cli::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

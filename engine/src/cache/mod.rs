@@ -100,7 +100,7 @@ pub struct Pool<B: Backend, A: Activation> {
 }
 
 impl<B: Backend, A: Activation> Pool<B, A> {
-    fn new(on: &B::Queue, c: &Config, limits: &Limits) -> Result<Self> {
+    pub(crate) fn new(on: &B::Queue, c: &Config, limits: &Limits) -> Result<Self> {
         let (pages, page_rows) = (limits.pages, limits.page_rows);
         let len = pages * 2 * c.kv_heads * page_rows * c.head_dim;
         Ok(Pool { data: B::zeros(on, len)?, pages, kv_heads: c.kv_heads, page_rows, head_dim: c.head_dim })

@@ -1,5 +1,6 @@
 //! The commands, and the options they share.
 
+pub(crate) mod doctor;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 mod reply;

@@ -125,6 +125,11 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         &self.caches
     }
 
+    /// Where operations run.
+    pub(crate) fn context(&self) -> &Context<B> {
+        &self.cx
+    }
+
     /// The queue everything is enqueued on.
     pub fn queue(&self) -> &B::Queue {
         &self.cx.queue

@@ -129,6 +129,18 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         Ok(B::read(&self.cx.queue, &self.scratch.hidden, 0..rows * width)?)
     }
 
+    /// The residual stream before the final norm, `[rows, hidden]`, of a target pass that nothing has
+    /// followed.
+    pub(crate) fn residual(&self, rows: usize) -> Result<Vec<A>> {
+        let width = self.model.config().hidden;
+        Ok(B::read(&self.cx.queue, &self.scratch.residual, 0..rows * width)?)
+    }
+
+    /// Where each sequence's rows of the latest target pass begin, and where the last one's end.
+    pub(crate) fn row_offsets(&self) -> Result<Vec<usize>> {
+        rows_of(&self.cx.queue, &self.pass.table)
+    }
+
     /// Sets the bounds of a target pass and writes who is wanted in it.
     fn start(
         &mut self,

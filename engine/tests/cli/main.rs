@@ -1,5 +1,7 @@
 //! The program as its users meet it: what it prints, and what it says when something is wrong.
 
+mod doctor;
+
 use std::{
     io::Write,
     path::{Path, PathBuf},
@@ -165,9 +167,8 @@ fn refuses_requests_by_line() {
     refused_with(&["generate", "--requests", "nowhere.jsonl"], &["nowhere.jsonl"]);
 }
 
-#[test]
-fn a_checkpoint_without_a_head_says_so_and_decodes_plainly() {
-    // The fixture with its config saying that there is no head, and its mtp tensors gone by name only.
+/// A fixture with its config saying that there is no head; its mtp tensors are there and unused.
+fn without_head() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let from = root().join("assets/fixtures/tiny-dense");
     for file in std::fs::read_dir(&from).unwrap() {
@@ -177,6 +178,12 @@ fn a_checkpoint_without_a_head_says_so_and_decodes_plainly() {
     let config = std::fs::read_to_string(from.join("config.json")).unwrap();
     let config = config.replace("\"mtp_num_hidden_layers\": 1", "\"mtp_num_hidden_layers\": 0");
     std::fs::write(dir.path().join("config.json"), config).unwrap();
+    dir
+}
+
+#[test]
+fn a_checkpoint_without_a_head_says_so_and_decodes_plainly() {
+    let dir = without_head();
     let model = dir.path().to_str().unwrap();
     let plain = lockstep(&["generate", "--model", model, "--prompt", "post", "--max-tokens", "4"]);
     assert!(plain.status.success(), "{}", text(&plain.stderr));
@@ -184,7 +191,7 @@ fn a_checkpoint_without_a_head_says_so_and_decodes_plainly() {
     let asked = ["generate", "--model", model, "--prompt", "post", "--draft", "2"];
     refused_with(&asked, &["mtp", "mtp_num_hidden_layers"]);
     // A head from elsewhere.
-    let head = from.join("model.safetensors");
+    let head = root().join("assets/fixtures/tiny-dense/model.safetensors");
     let with_head = [&asked[..], &["--mtp", head.to_str().unwrap(), "--max-tokens", "4"]].concat();
     let drafted = lockstep(&with_head);
     assert_eq!(text(&drafted.stdout), text(&plain.stdout), "{}", text(&drafted.stderr));

@@ -1,0 +1,153 @@
+//! `lockstep doctor`: is the draft head weak, or is its wiring wrong?
+
+use super::Dtype;
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use engine::{
+    doctor::{self, Options, Rate, Report, Wiring},
+    model::{self, Context},
+    text::Tokenizer,
+    weights::{self, Checkpoint, MtpFrom},
+};
+use kernels_core::{Activation, Cpu, DeviceInfo};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Checkpoint directory [default: the embedded tiny-qwen35-mtp]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Activation type; weights are rounded or widened to it
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    dtype: Dtype,
+    /// Take the MTP head from this safetensors file or directory instead of the checkpoint
+    #[arg(long, value_name = "PATH")]
+    mtp: Option<PathBuf>,
+    /// A text whose pieces serve as prompts [default: stories, code, documentation and word problems]
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Drafts per round, and depths of the head to look at, 1 to 15
+    #[arg(long, default_value_t = 3, value_name = "K")]
+    draft: usize,
+    /// Tokens that the target writes after each prompt, at most
+    #[arg(long, default_value_t = 48)]
+    tokens: usize,
+    /// Prompts at most
+    #[arg(long, default_value_t = 24)]
+    prompts: usize,
+    /// The numbers and the verdict as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Tokens of a piece of --text.
+const PIECE: usize = 48;
+
+impl Doctor {
+    /// Success, or failure where something is wired wrongly.
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let report = match self.dtype {
+            Dtype::Bf16 => self.examine::<kernels_core::bf16>()?,
+            Dtype::F32 => self.examine::<f32>()?,
+        };
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+        } else {
+            print(&mut out, &report)?;
+        }
+        Ok(if report.verdict.is_fault() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    fn examine<A: Activation>(&self) -> Result<Report> {
+        if self.tokens == 0 {
+            bail!("--tokens is 0; the target has to write something for the head to guess");
+        }
+        if self.prompts == 0 {
+            bail!("--prompts is 0; give at least 1");
+        }
+        let dir = match &self.model {
+            Some(dir) => dir.clone(),
+            None => super::embedded()?,
+        };
+        let from = self.mtp.clone().map_or(MtpFrom::Checkpoint, MtpFrom::Path);
+        let checkpoint = Checkpoint::open_with(&dir, &weights::Options { mtp: from })?;
+        checkpoint.require_mtp()?;
+        eprintln!("{}", checkpoint.verdict());
+        let tokenizer = Tokenizer::open(&dir)?;
+        tokenizer.check(checkpoint.config())?;
+        let mut prompts = match &self.text {
+            Some(path) => pieces(&tokenizer, path, self.prompts)?,
+            None => doctor::prompts().iter().map(|p| tokenizer.encode(p)).collect::<Result<_, _>>()?,
+        };
+        prompts.truncate(self.prompts);
+        let context = Context { queue: (), device: DeviceInfo::cpu() };
+        let model = model::build::<Cpu, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
+        drop(checkpoint);
+        let options = Options { drafts: self.draft, tokens: self.tokens };
+        Ok(doctor::examine(context, model, &prompts, &options)?)
+    }
+}
+
+/// Up to `most` pieces of a file, spread over all of it.
+fn pieces(tokenizer: &Tokenizer, path: &Path, most: usize) -> Result<Vec<Vec<u32>>> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("{}: cannot be read; --text wants a UTF-8 file", path.display()))?;
+    let tokens = tokenizer.encode(&text)?;
+    if tokens.is_empty() {
+        bail!("{}: is empty; --text wants a file with some text in it", path.display());
+    }
+    let pieces: Vec<Vec<u32>> = tokens.chunks(PIECE).map(<[u32]>::to_vec).collect();
+    let count = pieces.len().min(most);
+    Ok((0..count).map(|i| pieces[i * pieces.len() / count].clone()).collect())
+}
+
+fn print(out: &mut impl Write, report: &Report) -> Result<()> {
+    let m = &report.measures;
+    let depths = |out: &mut dyn Write, what: &str, rates: &[Rate]| -> std::io::Result<()> {
+        write!(out, "{what:44}")?;
+        (0..m.depth).try_for_each(|d| {
+            let rate = rates.get(d).map_or_else(|| "-".to_owned(), Rate::to_string);
+            write!(out, " {rate:>8}")
+        })
+    };
+    writeln!(
+        out,
+        "{} texts, {} places to draft from, {} rounds of {} drafts\n",
+        m.texts, report.places, report.rounds, m.depth
+    )?;
+    write!(out, "{:44}", "depth")?;
+    (1..=m.depth).try_for_each(|d| write!(out, " {d:>8}"))?;
+    writeln!(out)?;
+    for (what, rates) in [
+        ("teacher-forced: the head agrees", m.agreement()),
+        ("in the engine's rounds: the head by itself", &m.expected),
+        ("                        the engine accepts", &m.accepted),
+    ] {
+        depths(out, what, rates)?;
+        writeln!(out)?;
+    }
+
+    writeln!(out, "\n{:44}{:>w$}   the engine's", "controls: the head agrees,", "", w = 9 * m.depth)?;
+    writeln!(out, "{:44}{:>w$}   drafts are its", "teacher-forced, when fed", "", w = 9 * m.depth)?;
+    for w in &m.wirings {
+        depths(out, &format!("  {}", w.wiring), &w.agreement)?;
+        writeln!(out, "   {:>8}", Rate::sum(&w.same).to_string())?;
+        if w.wiring == Wiring::Published {
+            for (what, rates) in [
+                ("  and compared with the token before", &m.target_earlier),
+                ("  and compared with the token after", &m.target_later),
+            ] {
+                depths(out, what, rates)?;
+                writeln!(out)?;
+            }
+        }
+    }
+    writeln!(out, "\nverdict: {}", report.line)?;
+    Ok(())
+}

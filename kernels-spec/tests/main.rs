@@ -18,6 +18,8 @@ mod garbage;
 #[cfg(not(feature = "planted-faults"))]
 mod hidden;
 #[cfg(not(feature = "planted-faults"))]
+mod kinds;
+#[cfg(not(feature = "planted-faults"))]
 mod refusals;
 #[cfg(not(feature = "planted-faults"))]
 mod sampling;

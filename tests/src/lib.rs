@@ -99,7 +99,13 @@ pub fn ids(value: &serde_json::Value) -> Vec<u32> {
     list.iter().map(|id| id.as_u64().expect("an id") as u32).collect()
 }
 
-/// The example of the repository's README is a test.
+/// The examples of the repository's README and articles are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/adding-a-kernel.md")]
+struct AddingAKernel;
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/depending.md")]
+struct Depending;

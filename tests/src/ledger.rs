@@ -101,12 +101,15 @@ impl<A: Activation> Drafter<Cpu, A> for Witness<A> {
     }
 
     fn observe(&mut self, core: &mut Core<Cpu, A>, jobs: &[DraftJob]) -> engine::Result<Vec<Made>> {
-        for job in jobs {
+        // A slot with a fault is given up as it is.
+        let faults = core.faults()?;
+        let sound: Vec<_> = jobs.iter().filter(|job| faults[job.slot].is_none()).collect();
+        for job in &sound {
             Looker::new(core, &self.ledger, job).target(core);
         }
         let made = self.inner.observe(core, jobs)?;
-        for job in jobs.iter().filter(|job| !job.finished) {
-            Looker::new(core, &self.ledger, job).draft(core, self.drafts);
+        for job in sound.iter().filter(|job| !job.finished) {
+            Looker::new(core, &self.ledger, job).draft(core, self.drafts && self.inner.needs_head());
         }
         Ok(made)
     }
@@ -154,7 +157,12 @@ impl<'l> Looker<'l> {
             self.kv("draft K/V", 0, caches, pool, 1..(table.drafted[self.slot] as usize).max(1));
         }
         let proposed = table.proposed[self.slot] as usize;
-        for draft in 0..if drafts { proposed } else { 0 } {
+        if !drafts {
+            return;
+        }
+        let (drafted, known) = (table.drafted[self.slot] as usize, self.committed + 1);
+        assert!(proposed == 0 || drafted == known, "{proposed} drafts from {drafted} rows of {known} tokens");
+        for draft in 0..proposed {
             let token = self.tokens[self.committed + 1 + draft];
             let what = || format!("draft {draft} behind {} tokens is {token}", self.committed + 1);
             self.ledger.enter(("draft", draft, self.prefix[self.committed + 1]), token as u64, what);

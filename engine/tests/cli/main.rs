@@ -2,6 +2,8 @@
 
 mod doctor;
 
+mod killed;
+
 use std::{
     io::Write,
     path::{Path, PathBuf},

@@ -242,6 +242,9 @@ fn a_chain_whose_rows_differ() {
     }
 }
 
+/// What a filter leaves of a distribution.
+type Filter<'a> = &'a dyn Fn(Vec<f64>) -> Vec<f64>;
+
 #[test]
 fn filters_reach_every_row_and_kind() {
     // Ids that the target's filter leaves, by filter; the draft has filters of its own from the same rule.
@@ -258,7 +261,7 @@ fn filters_reach_every_row_and_kind() {
         let top_k = |p: Vec<f64>| keep(&p, |n, _| n == 3);
         let top_p = |p: Vec<f64>| keep(&p, |_, mass| mass >= 0.7);
         let all = |p: Vec<f64>| min_p(top_p(top_k(p)));
-        let cases: [(&str, SamplingParams, &dyn Fn(Vec<f64>) -> Vec<f64>); 4] = [
+        let cases: [(&str, SamplingParams, Filter<'_>); 4] = [
             ("top-k", SamplingParams { top_k: 3, ..base.clone() }, &top_k),
             ("top-p", SamplingParams { top_p: 0.7, ..base.clone() }, &top_p),
             ("min-p", SamplingParams { min_p: 0.2, ..base.clone() }, &min_p),

@@ -14,7 +14,7 @@ fn rows_of_nobody_touch_nothing() {
     for live in lives {
         let mut core = core::<bf16>(HOSTILE, limits.clone());
         let prompt = request(90, 10, 1).prompt;
-        let mut done = vec![10; 8];
+        let mut done = [10; 8];
         for &slot in live {
             core.open(slot, &prompt, &Request::greedy(prompt.clone(), 100), 128).unwrap();
             core.lend_pages(slot, &(1 + 16 * slot as u32..17 + 16 * slot as u32).collect::<Vec<_>>())

@@ -45,7 +45,8 @@ fn an_end_token_in_any_row() {
         let request = Request { ignore_eos: false, ..open.clone() };
         let want = (whole[..=first].to_vec(), Finish::Eos);
         assert_eq!(
-            streams(&mut engine::<bf16>(checkpoint.name(), limits(1, 0), 0), &[request.clone()])[0],
+            streams(&mut engine::<bf16>(checkpoint.name(), limits(1, 0), 0), std::slice::from_ref(&request))
+                [0],
             want
         );
         for k in 1..=4 {

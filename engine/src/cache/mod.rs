@@ -188,6 +188,13 @@ impl<B: Backend, A: Activation> Caches<B, A> {
     /// Allocates everything.
     pub fn new(on: &B::Queue, c: &Config, limits: &Limits) -> Result<Self> {
         limits.check()?;
+        let plan = MemoryPlan::of(c, limits, size_of::<A>());
+        if plan.total() > isize::MAX as usize {
+            let Limits { slots, positions, pages, page_rows, .. } = limits;
+            let got = format!("{pages} of {page_rows} tokens, for {slots} slots of {positions} positions");
+            let remedy = "that is more than memory can be addressed; lower what is far too large";
+            return Err(Error::limit("pages", got, remedy));
+        }
         let count = |kind| c.count(kind);
         let max_pages = limits.pages_for(limits.positions);
         let pool = || Pool::new(on, c, limits);
@@ -237,25 +244,37 @@ impl MemoryPlan {
         let pools = full + usize::from(limits.draft_head);
         let s = limits.slots;
         let journal_width = g.k_width() + g.v_width() + 2 * g.v_heads;
+        let (journal_rows, ring_rows) = (
+            journal_rows(limits.flush_after, limits.max_rows()),
+            conv_ring_rows(g.conv_width, limits.max_rows()),
+        );
+        let hidden_rows = if limits.draft_head { limits.hidden_rows() } else { 0 };
+        let tables = [
+            product(&[limits.positions, c.rotary_dim]),
+            product(&[s, limits.pages_for(limits.positions)]),
+            product(&[s, limits.positions]),
+        ];
         MemoryPlan {
-            kv: pools * limits.pages * 2 * c.kv_heads * limits.page_rows * c.head_dim * element,
-            state: linear * s * g.v_width() * g.k_dim * 4,
-            journal: linear
-                * s
-                * journal_rows(limits.flush_after, limits.max_rows())
-                * journal_width
-                * element,
-            conv: linear * s * conv_ring_rows(g.conv_width, limits.max_rows()) * g.conv_channels() * element,
-            hidden: usize::from(limits.draft_head) * s * limits.hidden_rows() * c.hidden * element,
-            tables: 4
-                * (limits.positions * c.rotary_dim
-                    + s * limits.pages_for(limits.positions)
-                    + s * limits.positions),
+            kv: product(&[pools, limits.pages, 2, c.kv_heads, limits.page_rows, c.head_dim, element]),
+            state: product(&[linear, s, g.v_width(), g.k_dim, 4]),
+            journal: product(&[linear, s, journal_rows, journal_width, element]),
+            conv: product(&[linear, s, ring_rows, g.conv_channels(), element]),
+            hidden: product(&[s, hidden_rows, c.hidden, element]),
+            tables: product(&[4, sum(&tables)]),
         }
     }
 
     /// Everything together.
     pub fn total(&self) -> usize {
-        self.kv + self.state + self.journal + self.conv + self.hidden + self.tables
+        sum(&[self.kv, self.state, self.journal, self.conv, self.hidden, self.tables])
     }
+}
+
+/// Limits come from a command line: their products may be any size, and then stay at the largest.
+fn product(factors: &[usize]) -> usize {
+    factors.iter().fold(1, |all: usize, factor| all.saturating_mul(*factor))
+}
+
+fn sum(terms: &[usize]) -> usize {
+    terms.iter().fold(0, |all: usize, term| all.saturating_add(*term))
 }

@@ -105,7 +105,7 @@ impl Inspect {
         ] {
             writeln!(out, "  {name:26} {:>12}", human(bytes))?;
         }
-        writeln!(out, "  {:26} {:>12}", "total", human(weights + plan.total()))?;
+        writeln!(out, "  {:26} {:>12}", "total", human(weights.saturating_add(plan.total())))?;
         Ok(())
     }
 }

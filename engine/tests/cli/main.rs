@@ -130,6 +130,11 @@ fn refuses_numbers_that_cannot_work() {
         &["29 prompt and 40 new tokens", "9 pages", "the pool has 2", "--pages"],
     );
     refused_with(&generate(&["x", "--pages", "0"]), &["pages", "0"]);
+    let most = i32::MAX.to_string();
+    let huge = ["--pages", &most, "--page-rows", &most];
+    refused_with(&generate(&[&["x"][..], &huge].concat()), &["pages", &most, "lower"]);
+    let planned = lockstep(&[&["inspect"][..], &huge].concat());
+    assert!(planned.status.success(), "{}", text(&planned.stderr));
     refused_with(&generate(&["x", "--page-rows", "0"]), &["--page-rows"]);
     refused_with(&generate(&["x", "--slots", "0"]), &["slots"]);
     refused_with(&generate(&["x", "--prefill", "0"]), &["prefill_rows"]);

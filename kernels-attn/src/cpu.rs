@@ -20,6 +20,10 @@ pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArg
         zero(&mut args.q_out, sequence.rows.clone());
         if fault::active("attn.padding_row_written") && sequence.slot.is_none() {
             sequence.slot = Some(0);
+            if sequence.rows.is_empty() {
+                let unowned = args.rows.unowned(p.rows);
+                sequence.rows = unowned.start..unowned.end.min(unowned.start + 1);
+            }
         }
         let Some(slot) = sequence.slot else { continue };
         let span = sequence.start..sequence.start + sequence.rows.len();

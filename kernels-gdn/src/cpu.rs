@@ -32,6 +32,7 @@ pub(crate) fn verify<A: Activation>(p: &Problem, mut args: Args<'_, Cpu, A>) {
             empty,
             store_after: flush.then_some(stored),
             untreed: planted.block_arithmetic && live.rows.len() > 1,
+            misfused: planted.contract_in_blocks && live.rows.len() > 1,
         };
         block(p, gates, &inputs, 0..total, mode, &mut args.state, &mut args.out, &mut scratch);
     }
@@ -246,6 +247,8 @@ struct Mode {
     store_after: Option<usize>,
     /// Planted: another sum order.
     untreed: bool,
+    /// Planted: one multiply-add is fused otherwise.
+    misfused: bool,
 }
 
 /// Working memory of a launch.
@@ -286,7 +289,7 @@ fn advance<A: Activation>(
     while from < inputs.len() {
         let to = inputs.len().min(from + BLOCK);
         let empty = inputs.live.pending.start == 0 && from == 0;
-        let mode = Mode { empty, store_after: Some(to - from), untreed: false };
+        let mode = Mode { empty, store_after: Some(to - from), untreed: false, misfused: false };
         block(p, gates, inputs, from..to, mode, state, out, scratch);
         from = to;
     }
@@ -403,6 +406,7 @@ fn tile<A: Activation>(
             beta: scratch.betas[i],
             // The state behind a block's last row is needed by nobody, unless it is stored.
             write: i + 1 < len || mode.store_after == Some(len),
+            misfused: mode.misfused,
         };
         let outputs = token::step(rows, &step, &values, &mut sums);
         if let Some(row) = inputs.row(t) {
@@ -436,6 +440,7 @@ struct Planted {
     stale_counter: bool,
     store_rejected: bool,
     block_arithmetic: bool,
+    contract_in_blocks: bool,
 }
 
 impl Planted {
@@ -448,6 +453,7 @@ impl Planted {
             stale_counter: fault::active("gdn.stale_counter"),
             store_rejected: fault::active("gdn.store_rejected"),
             block_arithmetic: fault::active("gdn.block_arithmetic"),
+            contract_in_blocks: fault::active("gdn.contract_in_blocks"),
         }
     }
 

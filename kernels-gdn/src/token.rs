@@ -45,6 +45,8 @@ pub(crate) struct Step<'a> {
     pub(crate) beta: f32,
     /// Whether anybody needs the state after this token.
     pub(crate) write: bool,
+    /// Planted: one multiply-add of the write is fused with its other product.
+    pub(crate) misfused: bool,
 }
 
 /// The accumulators of a tile's rows, kept between tokens so that nobody clears them.
@@ -100,8 +102,12 @@ pub(crate) fn step(
     }
     if token.write {
         for (row, u) in state.chunks_exact_mut(width).zip(corrections) {
+            let first = row[0];
             for (s, k) in row.iter_mut().zip(token.key) {
                 *s = k.mul_add(u, token.decay * *s);
+            }
+            if token.misfused {
+                row[0] = token.decay.mul_add(first, token.key[0] * u);
             }
         }
     }

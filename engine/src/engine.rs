@@ -6,7 +6,7 @@ use crate::{
     draft::{self, DraftLength, Drafter},
     model::{Context, EngineBackend, Model},
     request::{End, Event, Finish, Request, RequestId},
-    round::{Core, DraftJob, Outcome},
+    round::{Core, Digest, DraftJob, Outcome},
     stats::{Stats, Times},
 };
 use kernels_core::Activation;
@@ -44,6 +44,7 @@ pub struct Engine<B: EngineBackend, A: Activation> {
     pending: Vec<Event>,
     total: Stats,
     times: Times,
+    digests: bool,
 }
 
 /// A request with what it has produced so far.
@@ -106,6 +107,7 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
             pending: Vec::new(),
             total: Stats::default(),
             times: Times::default(),
+            digests: false,
         })
     }
 
@@ -154,11 +156,11 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
     pub fn abort(&mut self, id: RequestId) -> Result<()> {
         if let Some(at) = self.waiting.iter().position(|job| job.id == id) {
             let job = self.waiting.remove(at).expect("found just now");
-            self.finish(job, Finish::Aborted, Vec::new(), None);
+            self.finish(job, Finish::Aborted, Vec::new(), None, None);
         } else if let Some(at) = self.live.iter().position(|live| live.job.id == id) {
             let live = self.live.remove(at);
             let job = self.release(live)?;
-            self.finish(job, Finish::Aborted, Vec::new(), None);
+            self.finish(job, Finish::Aborted, Vec::new(), None, None);
         }
         Ok(())
     }
@@ -166,6 +168,23 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
     /// Whether there is nothing left to do or to report.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.live.is_empty() && self.pending.is_empty()
+    }
+
+    /// From now on, whether the last event of a request that ended by itself brings a digest of what its
+    /// memories held.
+    pub fn keep_digests(&mut self, keep: bool) {
+        self.digests = keep;
+    }
+
+    /// Adds padding to every decode round (see [`Core::pad_rounds`]).
+    pub fn pad_rounds(&mut self, sequences: usize) {
+        self.core.pad_rounds(sequences);
+    }
+
+    /// A digest of what a live request's memories hold; `None` for a request that is not live.
+    pub fn digest(&self, id: RequestId) -> Result<Option<Digest>> {
+        let live = self.live.iter().find(|live| live.job.id == id);
+        live.map(|live| self.core.digest(live.slot)).transpose()
     }
 
     /// Requests waiting and live.
@@ -325,8 +344,10 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         // From the back, so that indices stay true while entries leave.
         for (at, finish, outcome) in ended.into_iter().rev() {
             let live = self.live.remove(at);
+            let whole = self.digests && finish != Finish::Failed;
+            let digest = whole.then(|| self.core.digest(live.slot)).transpose()?;
             let job = self.release(live)?;
-            self.finish(job, finish, outcome.tokens, outcome.error);
+            self.finish(job, finish, outcome.tokens, outcome.error, digest);
         }
         Ok(())
     }
@@ -372,9 +393,16 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         Ok(live.job)
     }
 
-    fn finish(&mut self, job: Job, finish: Finish, tokens: Vec<u32>, error: Option<String>) {
+    fn finish(
+        &mut self,
+        job: Job,
+        finish: Finish,
+        tokens: Vec<u32>,
+        error: Option<String>,
+        digest: Option<Digest>,
+    ) {
         self.total.add(&job.stats);
-        let end = End { finish, error, stats: job.stats };
+        let end = End { finish, error, stats: job.stats, digest };
         self.pending.push(Event { request: job.id, tokens, end: Some(end) });
     }
 }

@@ -1,6 +1,8 @@
 //! What a user asks for, and what comes back.
 
-use crate::{Error, Result, cache::MAX_DRAFTS, config, stats::Stats};
+use crate::{Error, Result, cache::MAX_DRAFTS, config, round::Digest, stats::Stats};
+
+use serde::Serialize;
 
 pub use kernels_spec::SamplingParams as Sampling;
 
@@ -113,7 +115,8 @@ impl Request {
 }
 
 /// Why a sequence ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Finish {
     /// An end-of-sequence token, which is the last one emitted.
     Eos,
@@ -147,4 +150,6 @@ pub struct End {
     pub error: Option<String>,
     /// What it took.
     pub stats: Stats,
+    /// What its memories held at the end, where the engine [keeps digests](crate::Engine::keep_digests).
+    pub digest: Option<Digest>,
 }

@@ -111,6 +111,19 @@ impl<B: Backend, A: Activation> Pool<B, A> {
         KvPool::packed(B::view(&self.data), self.pages, self.kv_heads, self.page_rows, self.head_dim)
     }
 
+    /// A copy of the first `rows` keys (`kv` 0) or values (1) of one head of a page.
+    pub(crate) fn read(
+        &self,
+        on: &B::Queue,
+        page: usize,
+        kv: usize,
+        head: usize,
+        rows: usize,
+    ) -> Result<Vec<A>> {
+        let first = ((page * 2 + kv) * self.kv_heads + head) * self.page_rows * self.head_dim;
+        Ok(B::read(on, &self.data, first..first + rows * self.head_dim)?)
+    }
+
     /// To write.
     pub fn view_mut(&mut self) -> KvPoolMut<'_, B, A> {
         let data = B::view_mut(&mut self.data);

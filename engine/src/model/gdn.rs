@@ -1,14 +1,66 @@
 //! The Gated Delta Net mixer: projection, conv, recurrence, gated norm, output.
 
-use super::{Context, EngineBackend, Gdn, Kind, Model, Pass, Scratch, linear};
+use super::{Context, EngineBackend, Gdn, Kind, Mixer, Model, Pass, Scratch, linear};
 use crate::{
-    Result,
+    Error, Result,
     cache::{Recurrent, Shared},
 };
-use kernels_core::{Activation, Tensor, TensorMut};
+use kernels_core::{Activation, Tensor, TensorMut, slots::Fault};
 use kernels_dense::{Epilogue, GatedNorm, GatedNormArgs, GatedNormProblem};
 
 impl<B: EngineBackend, A: Activation> Model<B, A> {
+    /// The state of one slot of a GDN layer after `committed` tokens, computed in a copy.
+    pub(crate) fn folded_state(
+        &self,
+        cx: &Context<B>,
+        layer: usize,
+        memory: &Recurrent<B, A>,
+        slot: usize,
+        [folded, committed]: [i32; 2],
+    ) -> Result<Vec<f32>> {
+        let Mixer::Gdn(weights) = &self.layers[layer].mixer else {
+            unreachable!("the caller goes by the configuration's layer kinds")
+        };
+        let (on, g, rows) = (&cx.queue, &self.config.gdn, memory.journal_rows);
+        let length = g.v_width() * g.k_dim;
+        if committed == 0 {
+            return Ok(vec![0.0; length]);
+        }
+        let problem = kernels_gdn::Problem {
+            sequences: 1,
+            rows: 1,
+            max_rows: 1,
+            k_heads: g.k_heads,
+            v_heads: g.v_heads,
+            k_dim: g.k_dim,
+            v_dim: g.v_dim,
+            slots: 1,
+            journal_rows: rows,
+            flush_after: memory.flush_after,
+        };
+        let journal = rows * problem.journal_width();
+        let mut state = B::upload(on, &B::read(on, &memory.state, slot * length..(slot + 1) * length)?)?;
+        let mut copy = B::upload(on, &B::read(on, &memory.journal, slot * journal..(slot + 1) * journal)?)?;
+        let mut faults = B::zeros::<u64>(on, 2)?;
+        let (folded, committed) = (B::upload(on, &[folded])?, B::upload(on, &[committed])?);
+        let slots = B::upload(on, &[0])?;
+        let args = kernels_gdn::FoldArgs::<B, A> {
+            state: TensorMut::of(&mut state, [1, g.v_heads, g.v_dim, g.k_dim]),
+            journal: TensorMut::of(&mut copy, [1, rows, problem.journal_width()]),
+            faults: TensorMut::of(&mut faults, [2]),
+            folded: Tensor::of(&folded, [1]),
+            a_log: Tensor::of(&weights.a_log, [g.v_heads]),
+            dt_bias: Tensor::of(&weights.dt_bias, [g.v_heads]),
+            slots: Tensor::of(&slots, [1]),
+            committed: Tensor::of(&committed, [1]),
+        };
+        kernels_gdn::Fold::plan(problem, &cx.device)?.run(on, args)?;
+        if let Some(fault) = Fault::decode(B::read(on, &faults, 0..1)?[0]) {
+            return Err(Error::limit("slot", slot, format!("its counters are broken: {fault}")));
+        }
+        Ok(B::read(on, &state, 0..length)?)
+    }
+
     /// `residual += out(gdn(normed))`; the conv ring, the journal and the state are those of `memory`.
     pub(super) fn gdn(
         &self,

@@ -3,10 +3,12 @@
 //! A [`Core`] holds a model, its memories and the counters of every slot, and knows the order of
 //! operations; who is in which slot is the [`Engine`](crate::Engine)'s business.
 
+mod digest;
 mod draft;
 mod slot;
 mod target;
 
+pub use digest::{Difference, Digest, Hash, LayerDigest};
 pub use target::Outcome;
 
 use crate::{
@@ -43,6 +45,8 @@ pub struct Core<B: EngineBackend, A: Activation> {
     accepted: B::Memory<i32>,
     /// `[sequences, max_rows + 2]`: what the host reads of a round.
     emitted: B::Memory<i32>,
+    /// Sequences that are nobody's, added to every decode round.
+    padding: usize,
 }
 
 /// The rows of a pass: who owns them, and their tokens.
@@ -104,10 +108,22 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             lengths: B::zeros(on, limits.slots)?,
             accepted: B::zeros(on, limits.slots)?,
             emitted: B::zeros(on, limits.slots * (limits.max_rows() + 2))?,
+            padding: 0,
             cx,
             model,
             limits,
         })
+    }
+
+    /// Adds this many sequences and rows that are nobody's to every decode round, as far as there are
+    /// slots: what a launch of a fixed size does, and what nothing may depend on.
+    pub fn pad_rounds(&mut self, sequences: usize) {
+        self.padding = sequences;
+    }
+
+    /// The model, without its memories.
+    pub fn into_model(self) -> (Context<B>, Model<B, A>) {
+        (self.cx, self.model)
     }
 
     /// The model.

@@ -7,7 +7,7 @@ use crate::{
     model::{EngineBackend, Kind, Pass, Tap},
     request::{Finish, MAX_BIAS, MAX_EOS, MAX_STOP_LENGTH, MAX_STOPS},
 };
-use kernels_core::{Activation, Tensor, TensorMut};
+use kernels_core::{Activation, PAD, Tensor, TensorMut};
 use kernels_spec::{
     Accept, AcceptArgs, Advance, AdvanceArgs, AdvanceProblem, Emit, EmitArgs, HiddenProblem, LastRows,
     LastRowsArgs, PrefillInputs, PrefillInputsArgs, Problem, RowTable, Sample, SampleArgs, SampleProblem,
@@ -33,7 +33,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         let sequences = chunks.len();
         let rows: usize = chunks.iter().map(|(_, rows)| rows).sum();
         let max_rows = chunks.iter().map(|(_, rows)| *rows).max().unwrap_or(0);
-        self.start(sequences, rows, max_rows, chunks.iter().copied())?;
+        self.start(sequences, rows, max_rows, chunks.iter().map(|(slot, rows)| (*slot as i32, *rows)))?;
         let problem = self.problem(sequences, rows, max_rows);
         let op = PrefillInputs::plan(problem, &self.cx.device)?;
         let args = PrefillInputsArgs {
@@ -79,10 +79,12 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     /// Computes the last known token of each (slot, drafts) and up to that many drafts beyond it, and
     /// commits what the target would have chosen itself.
     pub fn decode(&mut self, jobs: &[(usize, usize)], tap: Option<Tap<'_, B, A>>) -> Result<Vec<Outcome>> {
-        let sequences = jobs.len();
+        let padding = self.padding.min(self.limits.slots.saturating_sub(jobs.len()));
+        let sequences = jobs.len() + padding;
         let max_rows = 1 + jobs.iter().map(|(_, drafts)| *drafts).max().unwrap_or(0);
         let bound = sequences * max_rows;
-        self.start(sequences, bound, max_rows, jobs.iter().copied())?;
+        let wanted = jobs.iter().map(|(slot, drafts)| (*slot as i32, *drafts));
+        self.start(sequences, bound, max_rows, wanted.chain(std::iter::repeat_n((PAD, 0), padding)))?;
         let op = TargetInputs::plan(self.problem(sequences, bound, max_rows), &self.cx.device)?;
         let args = TargetInputsArgs {
             rows: self.pass.table.lend_mut(),
@@ -92,13 +94,16 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             drafts: Tensor::of(&self.lengths, [sequences]),
         };
         op.run(&self.cx.queue, args)?;
-        self.pass.rows = rows_of(&self.cx.queue, &self.pass.table)?[sequences].max(1);
+        self.pass.rows = rows_of(&self.cx.queue, &self.pass.table)?[sequences].max(1) + padding;
         self.forward(Kind::Decode, tap)?;
         let rows = self.pass.rows;
         let hidden = Tensor::of(&self.scratch.hidden, [rows, self.model.config().hidden]);
         self.model.logits(&self.cx, hidden, &mut self.scratch.logits)?;
         self.sample(Choosing::All, rows)?;
-        self.settle(Kind::Decode)
+        let outcomes = self.settle(Kind::Decode);
+        // Padding stands last, so that without it the list is the one of the jobs.
+        self.pass.table.sequences = jobs.len();
+        outcomes
     }
 
     /// Computes the next `rows` known tokens of a slot and returns their fp32 logits, `[rows, vocab]`: what
@@ -147,11 +152,11 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         sequences: usize,
         rows: usize,
         max_rows: usize,
-        wanted: impl Iterator<Item = (usize, usize)> + Clone,
+        wanted: impl Iterator<Item = (i32, usize)> + Clone,
     ) -> Result<()> {
         self.pass.table.sequences = sequences;
         (self.pass.rows, self.pass.max_rows) = (rows, max_rows);
-        write_all::<B>(&self.cx.queue, &mut self.wanted, wanted.clone().map(|(slot, _)| slot as i32))?;
+        write_all::<B>(&self.cx.queue, &mut self.wanted, wanted.clone().map(|(slot, _)| slot))?;
         write_all::<B>(&self.cx.queue, &mut self.lengths, wanted.map(|(_, n)| n as i32))
     }
 
@@ -270,7 +275,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
                 if kind == Kind::Decode { (offsets[i + 1] - offsets[i]).saturating_sub(1) } else { 0 };
             Outcome { drafts, tokens, finish, error }
         };
-        Ok(emitted.chunks_exact(width).enumerate().map(outcome).collect())
+        let all = emitted.chunks_exact(width).enumerate();
+        Ok(all.filter(|(i, _)| slots[*i] != PAD).map(outcome).collect())
     }
 }
 

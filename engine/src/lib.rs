@@ -12,6 +12,7 @@ mod engine;
 mod error;
 pub mod jsonl;
 pub mod model;
+pub mod parity;
 pub mod request;
 pub mod round;
 pub mod stats;

@@ -18,6 +18,8 @@ enum Command {
     Generate(cli::generate::Generate),
     /// Show a checkpoint's configuration, tensors and memory plan, without loading it
     Inspect(cli::inspect::Inspect),
+    /// Prove that speculation changes no bit: compare every way to decode with plain decoding
+    Parity(cli::parity::Parity),
     /// Tell a weak draft head from one that is wired wrongly
     Doctor(cli::doctor::Doctor),
 }
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(command) => command.run().map(|()| ExitCode::SUCCESS),
         Command::Inspect(command) => command.run().map(|()| ExitCode::SUCCESS),
+        Command::Parity(command) => command.run(),
         Command::Doctor(command) => command.run(),
     };
     match result {

@@ -3,6 +3,7 @@
 pub(crate) mod doctor;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod parity;
 mod reply;
 mod requests;
 

@@ -17,7 +17,8 @@ pub enum Script {
     AllRight,
     /// None of them.
     AllWrong,
-    /// In round i of a sequence exactly the first `pattern[i % len]` are right.
+    /// In round i of request r exactly the first `pattern[(i + r) % len]` are right: requests begin at
+    /// different places, so that short ones together see all of it.
     Pattern(Vec<usize>),
     /// Each with this probability, drawn from (seed, request, position).
     Random {
@@ -48,7 +49,7 @@ impl Scripted {
         match &self.script {
             Script::AllRight => true,
             Script::AllWrong => false,
-            Script::Pattern(list) => draft < list[round % list.len()],
+            Script::Pattern(list) => draft < list[(round + job.request.0 as usize) % list.len()],
             Script::Random { seed, rate } => {
                 use kernels_core::philox::{Use, bits, uniform};
                 let position = (job.committed + draft) as u32;

@@ -2,7 +2,7 @@
 
 use super::{
     lab::{Lab, limits},
-    watch::{FirstDrafts, Listen},
+    watch::Listen,
 };
 use crate::{
     Error, Finish, Request, Result,
@@ -124,11 +124,7 @@ pub(super) fn decode<B: EngineBackend, A: Activation>(
     if how.listen {
         let limits = Limits { draft_head: true, max_drafts: 1, slots: LISTENERS, ..limits };
         let limits = Limits { pages: 1 + LISTENERS * limits.pages_for(limits.positions), ..limits };
-        let heard = listen(lab, limits, &known)?;
-        // Ids ascend in order of submission.
-        for (known, heard) in known.iter_mut().zip(heard.into_values()) {
-            known.first_drafts = heard;
-        }
+        listen(lab, limits, &mut known)?;
     }
     Ok(known)
 }
@@ -136,17 +132,25 @@ pub(super) fn decode<B: EngineBackend, A: Activation>(
 /// Sequences at once where the head drafts along.
 const LISTENERS: usize = 8;
 
-/// What the head would draft along plain decoding.
+/// Notes what the head would draft along plain decoding.
 fn listen<B: EngineBackend, A: Activation>(
     lab: &mut Lab<B, A>,
     limits: Limits,
-    known: &[Known],
-) -> Result<FirstDrafts> {
+    known: &mut [Known],
+) -> Result<()> {
     let listener = Listen::default();
     let heard = listener.heard.clone();
-    lab.engine(limits, DraftLength::Fixed(1), Box::new(listener), |engine| {
+    let streams = lab.engine(limits, DraftLength::Fixed(1), Box::new(listener), |engine| {
         known.iter().try_for_each(|known| engine.submit(known.request.clone()).map(|_| ()))?;
-        engine.run().map(|_| ())
+        engine.run()
     })?;
-    Ok(heard.take())
+    let mut heard = heard.take();
+    // Ids ascend in order of submission.
+    for (known, (id, (tokens, _))) in known.iter_mut().zip(streams) {
+        // What was said along another stream says nothing of this one.
+        if tokens == known.tokens {
+            known.first_drafts = heard.remove(&id).unwrap_or_default();
+        }
+    }
+    Ok(())
 }

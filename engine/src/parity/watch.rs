@@ -57,7 +57,9 @@ impl<B: EngineBackend, A: Activation> Drafter<B, A> for Listen {
     }
 
     fn observe(&mut self, core: &mut Core<B, A>, jobs: &[DraftJob]) -> Result<Vec<Made>> {
-        for job in jobs {
+        // In the middle of a prompt the next token is the prompt's.
+        let drafting = || jobs.iter().filter(|job| job.drafts > 0);
+        for job in drafting() {
             // A mark that the head overwrites, and nothing proposed: what is found there later is its own.
             core.write_drafts(job, &[NO_TOKEN])?;
             core.write_drafts(job, &[])?;
@@ -67,7 +69,7 @@ impl<B: EngineBackend, A: Activation> Drafter<B, A> for Listen {
         core.keep_hidden()?;
         core.draft_step(jobs, 0)?;
         let positions = core.limits().positions;
-        for job in jobs.iter().filter(|job| job.drafts > 0 && job.committed + 1 < positions) {
+        for job in drafting().filter(|job| job.committed + 1 < positions) {
             let at = job.slot * positions + job.committed + 1;
             let token = B::read(core.queue(), &core.caches().shared.table.tokens, at..at + 1)?[0];
             self.heard.with(|heard| {

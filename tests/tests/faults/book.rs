@@ -95,6 +95,8 @@ impl Book {
     ) -> Vec<Stats> {
         let all = (limits.pages - 1, limits.slots);
         let mut engine = engine_with(&self.name, limits, drafts, self.drafter(&how));
+        // A sequence that is nobody's in every round that has room for one.
+        engine.pad_rounds(1);
         let mut served = Served::default();
         let mut ids = Vec::new();
         for step in 0.. {

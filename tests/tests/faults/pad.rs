@@ -4,15 +4,17 @@ use kernels_core::bf16;
 use kernels_testkit::rng::Rng;
 use workspace_tests::{HOSTILE, core, limits};
 
-/// B-019: rows that pad a batch wrote into a live slot. Here the batch names all eight slots in every
-/// round, and the memories of those that are not live must stay as they were allocated.
+/// B-019: rows that pad a batch wrote into a live slot. Here every round names all eight slots, or is padded
+/// with sequences that name none, and the memories of slots that are not live must stay as they were
+/// allocated.
 #[test]
 fn rows_of_nobody_touch_nothing() {
     let limits = Limits { page_rows: 8, pages: 1 + 8 * 16, positions: 128, ..limits(8, 3) };
     let lives: [&[usize]; 4] = [&[0, 7], &[0], &[7], &[0, 1, 2, 4, 5, 6, 7]];
     let mut first = None;
-    for live in lives {
+    for (live, padded) in lives.into_iter().flat_map(|live| [(live, false), (live, true)]) {
         let mut core = core::<bf16>(HOSTILE, limits.clone());
+        core.pad_rounds(if padded { 8 } else { 0 });
         let prompt = request(90, 10, 1).prompt;
         let mut done = [10; 8];
         for &slot in live {
@@ -37,8 +39,14 @@ fn rows_of_nobody_touch_nothing() {
                 let drafts: Vec<u32> = (0..3).map(|_| rng.below(490) as u32).collect();
                 core.write_drafts(&job, &drafts).unwrap();
             }
-            let batch: Vec<_> = (0..8).map(|slot| (slot, 3)).collect();
-            for (slot, outcome) in core.decode(&batch, None).unwrap().into_iter().enumerate() {
+            // Slots that hold nobody, or sequences and rows that name no slot.
+            let batch: Vec<_> = if padded {
+                live.iter().map(|slot| (*slot, 3)).collect()
+            } else {
+                (0..8).map(|slot| (slot, 3)).collect()
+            };
+            for ((slot, _), outcome) in batch.iter().zip(core.decode(&batch, None).unwrap()) {
+                let slot = *slot;
                 assert_eq!(live.contains(&slot), !outcome.tokens.is_empty(), "slot {slot} of {live:?}");
                 done[slot] += outcome.tokens.len();
                 streams[slot].extend(outcome.tokens);

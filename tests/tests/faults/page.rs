@@ -73,8 +73,12 @@ fn a_round_across_a_page_boundary() {
     for length in 12..=17 {
         for right in [false, true] {
             let limits = || Limits { positions: 128, pages: 12, ..limits(1, K) };
+            let what = format!("{length} tokens, drafts right: {right}");
             let got = round(length, &[9, 2, 7], limits(), right);
-            assert_eq!(got, round(length, &[1, 2, 3], limits(), right), "{length} tokens, {right}");
+            assert_eq!(got, round(length, &[1, 2, 3], limits(), right), "{what}");
+            // Without any boundary.
+            let one = Limits { page_rows: 64, pages: 2, ..limits() };
+            assert_eq!(got, round(length, &[1], one, right), "{what}");
         }
     }
 }

@@ -3,6 +3,7 @@
 mod doctor;
 
 mod killed;
+mod parity;
 
 use std::{
     io::Write,

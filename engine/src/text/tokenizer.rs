@@ -77,15 +77,16 @@ impl Tokenizer {
             what,
             remedy: "fetch tokenizer.json of the same release again".into(),
         };
-        let json: Value =
+        let mut json: Value =
             serde_json::from_slice(bytes).map_err(|e| refuse(format!("is not valid JSON: {e}")))?;
-        // Before the file goes to the library, which panics on a decoder that it does not know.
-        if json["decoder"]["type"] != "ByteLevel" {
-            return Err(refuse("has a decoder other than ByteLevel, the one of every Qwen model".into()));
-        }
+        check_parts(&json).map_err(refuse)?;
+        // It could only add tokens, which is the chat template's business, or move offsets.
+        json["post_processor"] = Value::Null;
+        // Of the training run, as padding and truncation below: it would make encoding random.
+        json["model"]["dropout"] = Value::Null;
         let mut inner: tokenizers::Tokenizer =
             serde_json::from_value(json).map_err(|e| refuse(format!("is not a tokenizer: {e}")))?;
-        // Some files carry settings of their training run; a prompt must never be cut or padded.
+        // Some files carry these settings; a prompt must never be cut or padded.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| refuse(format!("has broken settings: {e}")))?;
         let vocab = inner.get_vocab(true);
@@ -156,6 +157,40 @@ impl Tokenizer {
     /// The bytes of a token; a character may span several tokens.
     pub fn bytes(&self, token: u32) -> &[u8] {
         self.pieces.bytes(token)
+    }
+}
+
+/// Refuses what no Qwen tokenizer has, before the file goes to the library: it knows much more, and panics on
+/// some of it (a lookup table cut short, a chunk length of zero) where it should say what is wrong.
+fn check_parts(json: &Value) -> Result<(), String> {
+    const UNICODE: [&str; 4] = ["NFC", "NFD", "NFKC", "NFKD"];
+    part("decoder", &json["decoder"], &["ByteLevel"], None)?;
+    part("model", &json["model"], &["BPE"], None)?;
+    if !json["normalizer"].is_null() {
+        part("normalizer", &json["normalizer"], &UNICODE, Some("normalizers"))?;
+    }
+    if !json["pre_tokenizer"].is_null() {
+        let known = ["Split", "ByteLevel"];
+        part("pre_tokenizer", &json["pre_tokenizer"], &known, Some("pretokenizers"))?;
+    }
+    for name in ["continuing_subword_prefix", "end_of_word_suffix"] {
+        let affix = &json["model"][name];
+        if !affix.is_null() && affix != "" {
+            return Err(format!("has {name} {affix}; a byte-level vocabulary has none"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a part that is not of a `known` type, nor a sequence of such parts in its field `list`.
+fn part(name: &str, json: &Value, known: &[&str], list: Option<&str>) -> Result<(), String> {
+    match (json["type"].as_str(), list) {
+        (Some("Sequence"), Some(field)) => {
+            let parts = json[field].as_array().ok_or(format!("has a {name} without a list `{field}`"))?;
+            parts.iter().try_for_each(|each| part(name, each, known, list))
+        }
+        (Some(kind), _) if known.contains(&kind) => Ok(()),
+        _ => Err(format!("has a {name} of type {}; wanted {}", json["type"], known.join(" or "))),
     }
 }
 

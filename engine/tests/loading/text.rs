@@ -147,7 +147,8 @@ fn broken_tokenizers_are_refused() {
     };
     refused(b"", &["not valid JSON", "again"]);
     refused(b"{}", &["ByteLevel"]);
-    refused(b"{\"decoder\": {\"type\": \"ByteLevel\"}}", &["not a tokenizer"]);
+    refused(b"[]", &["ByteLevel"]);
+    refused(b"{\"decoder\": {\"type\": \"ByteLevel\"}}", &["model of type null", "BPE"]);
     refused(
         b"{\"version\": \"1.0\", \"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": []}}",
         &["ByteLevel"],
@@ -157,8 +158,49 @@ fn broken_tokenizers_are_refused() {
     let mut json: Value = serde_json::from_slice(&whole).unwrap();
     json["model"]["vocab"]["far"] = json!(u32::MAX);
     refused(json.to_string().as_bytes(), &["token ids"]);
+    json["model"] = json!({ "type": "BPE", "vocab": 7 });
+    refused(json.to_string().as_bytes(), &["not a tokenizer"]);
     fs::remove_file(copy.file("tokenizer.json")).unwrap();
     says(&message(Tokenizer::open(copy.path())), &["tokenizer.json", "cannot be read", "fetch"]);
+}
+
+/// Parts on which the tokenizer library panics, when the file is read or when text is encoded.
+#[test]
+fn parts_of_other_tokenizers_are_refused_by_name() {
+    let file = fs::read(asset("fixtures/tiny-dense/tokenizer.json")).unwrap();
+    let with = |at: &str, part: Value| {
+        let mut json: Value = serde_json::from_slice(&file).unwrap();
+        *json.pointer_mut(at).unwrap() = part;
+        Tokenizer::parse(json.to_string().as_bytes(), Path::new("tokenizer.json"))
+    };
+    let refused = |at: &str, part: Value, words: &[&str]| says(&message(with(at, part)), words);
+    let table = json!({ "type": "Precompiled", "precompiled_charsmap": "BAAAAP////94eA==" });
+    let empty = json!({ "type": "Replace", "pattern": { "String": "" }, "content": "x" });
+    refused("/normalizer", table.clone(), &["tokenizer.json", "normalizer of type \"Precompiled\"", "NFC"]);
+    refused("/normalizer", empty, &["\"Replace\""]);
+    let nested = json!({ "type": "Sequence", "normalizers": [{ "type": "NFC" }, table] });
+    refused("/normalizer", nested, &["\"Precompiled\""]);
+    refused("/normalizer", json!({ "type": "Sequence" }), &["list `normalizers`"]);
+    let zero = json!({ "type": "FixedLength", "length": 0 });
+    refused("/pre_tokenizer", zero, &["pre_tokenizer of type \"FixedLength\"", "Split or ByteLevel"]);
+    refused("/decoder", json!({ "type": "WordPiece" }), &["decoder of type \"WordPiece\"", "ByteLevel"]);
+    let mut model: Value = serde_json::from_slice::<Value>(&file).unwrap()["model"].take();
+    model["continuing_subword_prefix"] = json!("a long prefix");
+    refused("/model", model, &["continuing_subword_prefix \"a long prefix\""]);
+    // What could only add tokens is not needed, and what would make encoding random is not wanted.
+    let template = json!({
+        "type": "TemplateProcessing", "special_tokens": {}, "pair": [],
+        "single": [{ "Sequence": { "id": "B", "type_id": 9 } }],
+    });
+    let text = "A line, and\nanother.";
+    assert_eq!(
+        with("/post_processor", template).unwrap().encode(text).unwrap(),
+        FIXTURE.encode(text).unwrap()
+    );
+    let random = with("/model/dropout", json!(0.9)).unwrap();
+    for _ in 0..20 {
+        assert_eq!(random.encode(text).unwrap(), FIXTURE.encode(text).unwrap());
+    }
 }
 
 #[test]

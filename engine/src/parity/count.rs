@@ -19,8 +19,9 @@ pub struct Counted {
 
 /// A head's acceptance may be this far from what it would draft by itself, in hundredths.
 const POINTS: f64 = 3.0;
-/// Accept lengths beyond this are left to chance where drafts are right by chance.
-const LIKELY: usize = 4;
+/// Where drafts are right by chance, an accept length has to occur if this many rounds should have it: then
+/// it would be missing once in three thousand times.
+const LIKELY: f64 = 8.0;
 
 /// What the rounds of a row had to bring, given where they began.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -102,15 +103,27 @@ pub(super) fn count(row: &Row, known: &[Known], brought: &Brought) -> Counted {
             let accepted: usize = stats.accepted.iter().sum();
             Counted { counts: accepted == 0, why: format!("all wrong by design: {accepted} accepted") }
         }
-        Proposer::Random => match missing(most.min(LIKELY)) {
-            None => yes(format!("accept lengths 0 to {} at a chance of {CHANCE}", most.min(LIKELY))),
-            Some(length) => no(format!("no round accepted {length} drafts")),
-        },
+        Proposer::Random => {
+            let longest = likely(rounds, most);
+            let (accepted, of) = (stats.accepted.iter().sum::<usize>(), f64::from(CHANCE));
+            match missing(longest) {
+                _ if accepted == 0 => no(format!("no draft accepted at a chance of {of:.1}")),
+                None => yes(format!("accept lengths 0 to {longest} at a chance of {of:.1}")),
+                Some(length) => no(format!("no round accepted {length} drafts")),
+            }
+        }
         Proposer::Pattern => match missing(most) {
             None => yes(format!("every accept length, 0 to {most}")),
             Some(length) => no(format!("no round accepted {length} drafts")),
         },
     }
+}
+
+/// The longest accept length that has to occur in this many rounds of random drafts.
+fn likely(rounds: usize, most: usize) -> usize {
+    let chance = f64::from(CHANCE);
+    let expected = |length: usize| rounds as f64 * chance.powi(length as i32) * (1.0 - chance);
+    (1..most).take_while(|length| expected(*length) >= LIKELY).last().unwrap_or(0)
 }
 
 fn at(counts: &[usize], i: usize) -> usize {
@@ -126,6 +139,12 @@ fn of_length(stats: &Stats, accepted: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chance_owes_more_lengths_to_more_rounds() {
+        assert_eq!([0, 27, 40, 250].map(|rounds| likely(rounds, 8)), [0, 0, 1, 6]);
+        assert_eq!(likely(1000, 2), 1);
+    }
 
     #[test]
     fn accept_lengths_come_from_the_counts() {

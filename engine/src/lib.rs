@@ -22,3 +22,7 @@ pub mod weights;
 pub use engine::{Engine, Options};
 pub use error::{Error, Result};
 pub use request::{End, Event, Finish, Request, RequestId, Sampling};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

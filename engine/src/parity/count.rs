@@ -122,8 +122,9 @@ pub(super) fn count(row: &Row, known: &[Known], brought: &Brought) -> Counted {
 /// The longest accept length that has to occur in this many rounds of random drafts.
 fn likely(rounds: usize, most: usize) -> usize {
     let chance = f64::from(CHANCE);
-    let expected = |length: usize| rounds as f64 * chance.powi(length as i32) * (1.0 - chance);
-    (1..most).take_while(|length| expected(*length) >= LIKELY).last().unwrap_or(0)
+    let ends = |length: usize| if length < most { 1.0 - chance } else { 1.0 };
+    let expected = |length: usize| rounds as f64 * chance.powi(length as i32) * ends(length);
+    (1..=most).take_while(|length| expected(*length) >= LIKELY).last().unwrap_or(0)
 }
 
 fn at(counts: &[usize], i: usize) -> usize {
@@ -143,7 +144,7 @@ mod tests {
     #[test]
     fn chance_owes_more_lengths_to_more_rounds() {
         assert_eq!([0, 27, 40, 250].map(|rounds| likely(rounds, 8)), [0, 0, 1, 6]);
-        assert_eq!(likely(1000, 2), 1);
+        assert_eq!(likely(1000, 2), 2);
     }
 
     #[test]

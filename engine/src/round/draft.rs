@@ -1,9 +1,9 @@
 //! The draft head's part: make its K/V true, then guess.
 
-use super::{Core, DraftJob, rows_of, target::Choosing, write_all};
+use super::{Core, DraftJob, offsets_of, target::Choosing, write_all};
 use crate::{
     Result,
-    model::{EngineBackend, Kind, Pass},
+    model::{EngineBackend, Kind},
 };
 use kernels_core::{Activation, PAD, Tensor, TensorMut, fault};
 use kernels_spec::{
@@ -45,7 +45,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         };
         let problem = DraftProblem { base, ring_rows };
         DraftInputs::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
-        let rows = rows_of(&self.cx.queue, &self.draft.table)?[sequences].max(1);
+        let rows = offsets_of(&self.cx.queue, &self.draft.table)?[sequences].max(1);
         (self.draft.rows, self.draft.max_rows) = (rows, max_rows);
 
         let hidden = self.hidden_problem(sequences, rows);
@@ -151,15 +151,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     }
 
     fn draft_forward(&mut self, kind: Kind) -> Result<()> {
-        let launch = &self.draft;
-        let pass = Pass {
-            kind,
-            rows: launch.rows,
-            sequences: launch.table.sequences,
-            max_rows: launch.max_rows,
-            index: launch.table.lend(),
-            ids: Tensor::of(&launch.ids, [launch.rows]),
-        };
+        let pass = self.draft.pass(kind);
         self.model.draft(&self.cx, &pass, &mut self.scratch, &mut self.caches)
     }
 

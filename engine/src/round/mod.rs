@@ -14,10 +14,10 @@ pub use target::Outcome;
 use crate::{
     Result,
     cache::{Caches, Limits},
-    model::{Context, EngineBackend, Model, Scratch},
+    model::{Context, EngineBackend, Kind, Model, Pass, Scratch},
     request::RequestId,
 };
-use kernels_core::{Activation, Backend};
+use kernels_core::{Activation, Backend, Tensor};
 use kernels_spec::{Problem, RowTable};
 use slot::Choices;
 
@@ -64,6 +64,17 @@ struct Launch<B: Backend> {
 impl<B: Backend> Launch<B> {
     fn new(on: &B::Queue, sequences: usize, rows: usize) -> Result<Self> {
         Ok(Launch { table: RowTable::new(on, sequences)?, ids: B::zeros(on, rows)?, rows: 0, max_rows: 0 })
+    }
+
+    fn pass(&self, kind: Kind) -> Pass<'_, B> {
+        Pass {
+            kind,
+            rows: self.rows,
+            sequences: self.table.sequences,
+            max_rows: self.max_rows,
+            index: self.table.lend(),
+            ids: Tensor::of(&self.ids, [self.rows]),
+        }
     }
 }
 
@@ -167,12 +178,11 @@ fn write_all<B: Backend>(
     Ok(B::write(on, memory, 0, &values)?)
 }
 
-/// Rows that a row list names, or one where it names none: an operation has at least one row, and a row
-/// nobody owns is skipped.
+/// Where each sequence's rows begin, and behind them the number of all rows.
 ///
 /// This waits for the list. Where a wait costs, a bound the host knows does as well: rows nobody owns
 /// change nothing.
-fn rows_of<B: Backend>(on: &B::Queue, table: &RowTable<B>) -> Result<Vec<usize>> {
+fn offsets_of<B: Backend>(on: &B::Queue, table: &RowTable<B>) -> Result<Vec<usize>> {
     let offsets = B::read(on, &table.row_offsets, 0..table.sequences + 1)?;
     Ok(offsets.iter().map(|at| *at as usize).collect())
 }

@@ -1,10 +1,10 @@
 //! The target's part: compute rows, choose, accept, stop, advance.
 
-use super::{Core, rows_of, write_all};
+use super::{Core, offsets_of, write_all};
 use crate::{
     Result,
     cache::Limits,
-    model::{EngineBackend, Kind, Pass, Tap},
+    model::{EngineBackend, Kind, Tap},
     request::{Finish, MAX_BIAS, MAX_EOS, MAX_STOP_LENGTH, MAX_STOPS},
 };
 use kernels_core::{Activation, PAD, Tensor, TensorMut};
@@ -94,7 +94,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             drafts: Tensor::of(&self.lengths, [sequences]),
         };
         op.run(&self.cx.queue, args)?;
-        self.pass.rows = rows_of(&self.cx.queue, &self.pass.table)?[sequences].max(1) + padding;
+        self.pass.rows = offsets_of(&self.cx.queue, &self.pass.table)?[sequences].max(1) + padding;
         self.forward(Kind::Decode, tap)?;
         let rows = self.pass.rows;
         let hidden = Tensor::of(&self.scratch.hidden, [rows, self.model.config().hidden]);
@@ -143,7 +143,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
 
     /// Where each sequence's rows of the latest target pass begin, and where the last one's end.
     pub(crate) fn row_offsets(&self) -> Result<Vec<usize>> {
-        rows_of(&self.cx.queue, &self.pass.table)
+        offsets_of(&self.cx.queue, &self.pass.table)
     }
 
     /// Sets the bounds of a target pass and writes who is wanted in it.
@@ -161,15 +161,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     }
 
     fn forward(&mut self, kind: Kind, tap: Option<Tap<'_, B, A>>) -> Result<()> {
-        let launch = &self.pass;
-        let pass = Pass {
-            kind,
-            rows: launch.rows,
-            sequences: launch.table.sequences,
-            max_rows: launch.max_rows,
-            index: launch.table.lend(),
-            ids: Tensor::of(&launch.ids, [launch.rows]),
-        };
+        let pass = self.pass.pass(kind);
         self.model.forward(&self.cx, &pass, &mut self.scratch, &mut self.caches, tap)
     }
 
@@ -258,7 +250,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         let on = &self.cx.queue;
         let table: &RowTable<B> = &self.pass.table;
         let emitted = B::read(on, &self.emitted, 0..table.sequences * width)?;
-        let offsets = rows_of(on, table)?;
+        let offsets = offsets_of(on, table)?;
         let slots = B::read(on, &self.wanted, 0..table.sequences)?;
         let faults = self.faults()?;
         let outcome = |(i, row): (usize, &[i32])| {

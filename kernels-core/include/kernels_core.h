@@ -36,6 +36,7 @@ int32_t ls_core_product_sm90(const ls_core_product_params* p, ls_stream_t stream
 #define LS_CORE_PHILOX_UNIFORM 5
 /* 1 / x for x in [1, 2]: the step inside sigmoid and silu */
 #define LS_CORE_RECIPROCAL 6
+#define LS_CORE_SOFTPLUS 7
 
 typedef struct ls_core_math_params {
   uint32_t* out;     /* [count]  bit patterns */

@@ -1,9 +1,13 @@
 //! Folding what is pending into the state, without new rows.
 
-use crate::{GdnBackend, Problem, args::check_memory};
+use crate::{
+    GdnBackend, Grid, Problem,
+    args::check_memory,
+    plan::{BUILT, Deal, Kernels},
+};
 use kernels_core::{Activation, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
 
-const OP: &str = "gdn::fold";
+pub(crate) const OP: &str = "gdn::fold";
 
 /// The operands of [`Fold`].
 #[derive(Debug)]
@@ -40,6 +44,8 @@ pub struct FoldArgs<'a, B: Backend, A: Activation = bf16> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fold {
     problem: Problem,
+    pub(crate) deal: Option<Deal>,
+    pub(crate) programmatic: bool,
 }
 
 impl Fold {
@@ -50,9 +56,30 @@ impl Fold {
     /// Sizes of zero, value heads that are no multiple of the key heads, and devices that this build has
     /// no kernels for.
     pub fn plan(problem: Problem, device: &DeviceInfo) -> Result<Self> {
+        Self::plan_with(problem, device, None)
+    }
+
+    /// Like [`Fold::plan`] with a grid of the caller's, for tuning and tests.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Fold::plan`], and grids that no kernel has.
+    pub fn plan_with(problem: Problem, device: &DeviceInfo, grid: Option<Grid>) -> Result<Self> {
         problem.check(OP)?;
-        Problem::check_device(OP, device)?;
-        Ok(Fold { problem })
+        let deal = problem.deal(OP, device, grid, BUILT, Kernels::Generic)?;
+        Ok(Fold { problem, deal, programmatic: false })
+    }
+
+    /// Lets the CUDA kernel begin while the one before it on the stream still runs. It waits for that one
+    /// before it reads or writes anything.
+    pub fn overlapping(mut self, on: bool) -> Self {
+        self.programmatic = on;
+        self
+    }
+
+    /// The grid of the CUDA kernel; `None` if it was planned for the CPU.
+    pub fn grid(&self) -> Option<Grid> {
+        self.deal.map(|deal| deal.grid)
     }
 
     /// The sizes planned for.

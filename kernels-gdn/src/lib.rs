@@ -2,16 +2,20 @@
 
 mod args;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod fold;
 mod plan;
 mod prefill;
 mod state_io;
+#[cfg(feature = "cuda")]
+mod sys;
 mod token;
 mod verify;
 
 pub use args::Args;
 pub use fold::{Fold, FoldArgs};
-pub use plan::Problem;
+pub use plan::{Grid, Problem, Variant};
 pub use prefill::Prefill;
 pub use state_io::{export_state, import_state};
 pub use verify::Verify;

@@ -1,6 +1,6 @@
 //! The sizes of a problem, and what of them is refused.
 
-use kernels_core::{DeviceInfo, Error, Result, slots};
+use kernels_core::{Arch, Archs, DeviceInfo, Error, Result, slots};
 
 /// The sizes of a launch: bounds, not this step's lengths, which are device data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,51 @@ pub struct Problem {
     pub journal_rows: usize,
     /// Pending tokens beyond which a verification folds them into the state; see [`slots::flushes`].
     pub flush_after: usize,
+}
+
+/// How a launch is dealt to CUDA threads. No output bit depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Which kernel.
+    pub variant: Variant,
+    /// Value elements of a block, which holds this many rows of a head's state: 16, 32 or 64.
+    pub tile: usize,
+}
+
+/// A grid and what it is dealt to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Deal {
+    pub(crate) grid: Grid,
+    /// Persistent blocks fill them.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // the CUDA half alone asks
+    pub(crate) multiprocessors: usize,
+}
+
+/// Kernels of one operation, with the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// For compute capability 8.0 and everything after it: a block per tile.
+    Generic,
+    /// For Hopper: persistent blocks, the next state on its way by bulk copies while this one is worked on.
+    Hopper,
+}
+
+/// The only head size that CUDA kernels have.
+pub(crate) const HEAD: usize = 128;
+
+/// What the build has kernels for.
+#[cfg(feature = "cuda")]
+pub(crate) const BUILT: Archs = Archs { sm80: cfg!(kernels_sm80), sm90a: cfg!(kernels_sm90) };
+#[cfg(not(feature = "cuda"))]
+pub(crate) const BUILT: Archs = Archs { sm80: false, sm90a: false };
+
+/// The kernels an operation comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernels {
+    /// Both variants.
+    Both,
+    /// The generic one.
+    Generic,
 }
 
 impl Problem {
@@ -103,8 +148,51 @@ impl Problem {
         Err(Error::invalid(op, "journal_rows", self.journal_rows, want))
     }
 
-    /// Refuses devices that this build has no kernels for.
-    pub(crate) fn check_device(op: &'static str, device: &DeviceInfo) -> Result<()> {
-        if device.arch.is_some() { Err(Error::NotBuilt { op }) } else { Ok(()) }
+    /// The grid on `device`; `None` on the CPU.
+    pub(crate) fn deal(
+        &self,
+        op: &'static str,
+        device: &DeviceInfo,
+        choice: Option<Grid>,
+        built: Archs,
+        kernels: Kernels,
+    ) -> Result<Option<Deal>> {
+        let Some(arch) = device.arch else { return Ok(None) };
+        for (name, got) in [("k_dim", self.k_dim), ("v_dim", self.v_dim)] {
+            if got != HEAD {
+                let what = format!("{name} = {got} on CUDA ({HEAD} is)");
+                return Err(Error::Unsupported { op, what });
+            }
+        }
+        if self.sequences >= 65_535 {
+            return Err(Error::invalid(op, "sequences", self.sequences, "a CUDA grid takes at most 65534"));
+        }
+        if self.journal_rows > i32::MAX as usize {
+            return Err(Error::invalid(op, "journal_rows", self.journal_rows, "it must fit an i32"));
+        }
+        if built == Archs::default() {
+            return Err(Error::NotBuilt { op });
+        }
+        if !built.run_on(arch) {
+            return Err(Error::Arch { op, device: arch, built });
+        }
+        let hopper = kernels == Kernels::Both && built.sm90a && arch == Arch::SM90;
+        let grid = choice.unwrap_or_else(|| self.choose(device.multiprocessors, hopper));
+        if ![16, 32, 64].contains(&grid.tile) {
+            return Err(Error::invalid(op, "tile", grid.tile, "it must be 16, 32 or 64"));
+        }
+        if grid.variant == Variant::Hopper && !hopper {
+            let what = format!("the Hopper variant on {arch} in a build for {built}");
+            return Err(Error::Unsupported { op, what });
+        }
+        Ok(Some(Deal { grid, multiprocessors: device.multiprocessors }))
+    }
+
+    /// Small tiles spread few states over the chip; large ones load a key once for more rows.
+    fn choose(&self, multiprocessors: usize, hopper: bool) -> Grid {
+        let blocks = |tile: usize| self.sequences * self.v_heads * HEAD / tile;
+        let tile = [64, 32].into_iter().find(|tile| blocks(*tile) >= 4 * multiprocessors).unwrap_or(16);
+        let variant = if hopper && tile == 64 { Variant::Hopper } else { Variant::Generic };
+        Grid { variant, tile }
     }
 }

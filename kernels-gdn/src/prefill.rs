@@ -1,9 +1,12 @@
 //! The same token function over many known tokens.
 
-use crate::{Args, GdnBackend, Problem};
+use crate::{
+    Args, GdnBackend, Grid, Problem,
+    plan::{BUILT, Deal, Kernels},
+};
 use kernels_core::{Activation, DeviceInfo, Result};
 
-const OP: &str = "gdn::prefill";
+pub(crate) const OP: &str = "gdn::prefill";
 
 /// Runs the recurrence over rows that are all known to be kept, and stores the state behind them.
 ///
@@ -20,6 +23,8 @@ const OP: &str = "gdn::prefill";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefill {
     problem: Problem,
+    pub(crate) deal: Option<Deal>,
+    pub(crate) programmatic: bool,
 }
 
 impl Prefill {
@@ -30,9 +35,30 @@ impl Prefill {
     /// Sizes of zero, value heads that are no multiple of the key heads, and devices that this build has
     /// no kernels for.
     pub fn plan(problem: Problem, device: &DeviceInfo) -> Result<Self> {
+        Self::plan_with(problem, device, None)
+    }
+
+    /// Like [`Prefill::plan`] with a grid of the caller's, for tuning and tests.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Prefill::plan`], and grids that no kernel has.
+    pub fn plan_with(problem: Problem, device: &DeviceInfo, grid: Option<Grid>) -> Result<Self> {
         problem.check(OP)?;
-        Problem::check_device(OP, device)?;
-        Ok(Prefill { problem })
+        let deal = problem.deal(OP, device, grid, BUILT, Kernels::Generic)?;
+        Ok(Prefill { problem, deal, programmatic: false })
+    }
+
+    /// Lets the CUDA kernel begin while the one before it on the stream still runs. It waits for that one
+    /// before it reads or writes anything.
+    pub fn overlapping(mut self, on: bool) -> Self {
+        self.programmatic = on;
+        self
+    }
+
+    /// The grid of the CUDA kernel; `None` if it was planned for the CPU.
+    pub fn grid(&self) -> Option<Grid> {
+        self.deal.map(|deal| deal.grid)
     }
 
     /// The sizes planned for.

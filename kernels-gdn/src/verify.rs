@@ -1,9 +1,12 @@
 //! Verify-and-commit: the operation of every decode round.
 
-use crate::{Args, GdnBackend, Problem};
+use crate::{
+    Args, GdnBackend, Grid, Problem,
+    plan::{BUILT, Deal, Kernels},
+};
 use kernels_core::{Activation, DeviceInfo, Result};
 
-const OP: &str = "gdn::verify";
+pub(crate) const OP: &str = "gdn::verify";
 
 /// Runs the recurrence over each sequence's new rows and leaves nothing behind that a rejection must undo.
 ///
@@ -28,6 +31,8 @@ const OP: &str = "gdn::verify";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verify {
     problem: Problem,
+    pub(crate) deal: Option<Deal>,
+    pub(crate) programmatic: bool,
 }
 
 impl Verify {
@@ -53,10 +58,31 @@ impl Verify {
     /// );
     /// ```
     pub fn plan(problem: Problem, device: &DeviceInfo) -> Result<Self> {
+        Self::plan_with(problem, device, None)
+    }
+
+    /// Like [`Verify::plan`] with a grid of the caller's, for tuning and tests.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Verify::plan`], and grids that no kernel has.
+    pub fn plan_with(problem: Problem, device: &DeviceInfo, grid: Option<Grid>) -> Result<Self> {
         problem.check(OP)?;
         problem.check_journal(OP)?;
-        Problem::check_device(OP, device)?;
-        Ok(Verify { problem })
+        let deal = problem.deal(OP, device, grid, BUILT, Kernels::Both)?;
+        Ok(Verify { problem, deal, programmatic: false })
+    }
+
+    /// Lets the CUDA kernel begin while the one before it on the stream still runs. It waits for that one
+    /// before it reads or writes anything.
+    pub fn overlapping(mut self, on: bool) -> Self {
+        self.programmatic = on;
+        self
+    }
+
+    /// The grid of the CUDA kernel; `None` if it was planned for the CPU.
+    pub fn grid(&self) -> Option<Grid> {
+        self.deal.map(|deal| deal.grid)
     }
 
     /// The sizes planned for.

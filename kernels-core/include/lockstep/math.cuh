@@ -91,6 +91,22 @@ __device__ __forceinline__ float silu(float x) {
   return __fmul_rn(x < 0.0f ? __fmul_rn(fmaxf(x, -87.0f), l.e) : x, l.r);
 }
 
+// ln(1 + e^x) = max(x, 0) + ln(1 + e) with e = e^-|x|, and ln(1 + e) = 2 artanh(e / (2 + e)) by its series.
+__device__ __forceinline__ float softplus(float x) {
+  const float e = exp(-fabsf(x));
+  const float z = __fdiv_rn(e, __fadd_rn(2.0f, e));
+  const float square = __fmul_rn(z, z);
+  float p = 2.0f / 15.0f;
+  p = __fmaf_rn(p, square, 2.0f / 13.0f);
+  p = __fmaf_rn(p, square, 2.0f / 11.0f);
+  p = __fmaf_rn(p, square, 2.0f / 9.0f);
+  p = __fmaf_rn(p, square, 2.0f / 7.0f);
+  p = __fmaf_rn(p, square, 2.0f / 5.0f);
+  p = __fmaf_rn(p, square, 2.0f / 3.0f);
+  p = __fmaf_rn(p, square, 2.0f);
+  return __fmaf_rn(z, p, x > 0.0f ? x : 0.0f);
+}
+
 // 1 / sqrt(x), both steps rounded to nearest.
 __device__ __forceinline__ float rsqrt(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 

@@ -220,6 +220,7 @@ pub fn cpu_equals_cuda(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
         scalar(on, Function::Exp, &words, float(ref_math::exp))?,
         scalar(on, Function::Sigmoid, &words, float(ref_math::sigmoid))?,
         scalar(on, Function::Silu, &words, float(ref_math::silu))?,
+        scalar(on, Function::Softplus, &words, float(ref_math::softplus))?,
         scalar(on, Function::Rsqrt, &words, float(ref_math::rsqrt))?,
         scalar(on, Function::PhiloxBits, &words, noise)?,
         scalar(on, Function::PhiloxUniform, &words, |_, x| canonical(philox::uniform(x)))?,

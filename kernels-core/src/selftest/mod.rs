@@ -105,6 +105,8 @@ pub enum Function {
     PhiloxUniform = sys::LS_CORE_PHILOX_UNIFORM,
     /// 1 / x for x from 1 to 2, inside [`crate::ref_math::sigmoid`] and [`crate::ref_math::silu`]
     Reciprocal = sys::LS_CORE_RECIPROCAL,
+    /// [`crate::ref_math::softplus`]
+    Softplus = sys::LS_CORE_SOFTPLUS,
 }
 
 /// `out[i] = function(x[i])`, on bit patterns.

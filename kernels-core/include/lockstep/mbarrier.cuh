@@ -1,0 +1,54 @@
+// Barriers in shared memory that count arrivals and bytes, and bulk copies that report to them. Hopper.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// One phase completes when the expected arrivals and bytes have come; the next one begins at once. Phases are
+// told apart by their parity, so nobody may be more than one phase behind.
+struct Barrier {
+  uint64_t word;
+
+  __device__ __forceinline__ void init(uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals) : "memory");
+  }
+  // By one thread, after its inits and before the block's barrier: bulk copies see the barrier as well.
+  static __device__ __forceinline__ void publish() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+  // Arrives, and lets the phase wait for this many bytes of bulk copies.
+  __device__ __forceinline__ void arrive_and_expect(uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
+                 : "memory");
+  }
+  // Returns once the phase of this parity is complete.
+  __device__ __forceinline__ void wait(uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "AGAIN_%=:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra AGAIN_%=;\n"
+        "}\n" ::"r"(shared_address(this)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+// Copies `bytes` (a multiple of 16) to shared memory; both addresses are aligned to 16.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& done) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(&done))
+               : "memory");
+}
+
+}  // namespace lockstep

@@ -107,7 +107,8 @@ impl Bench {
     }
 
     /// Times `body(copy)` on the device's clock; it is called once for each of `copies` sets of operands,
-    /// while a graph is captured, and must only enqueue.
+    /// while a graph is captured, and must only enqueue. Before that it is called once outside of the
+    /// capture, with 0; and not at all if the command line leaves the id out.
     #[cfg(feature = "cuda")]
     pub fn cuda(
         &mut self,
@@ -117,17 +118,21 @@ impl Bench {
         mut body: impl FnMut(usize) -> kernels_core::Result<()>,
     ) -> Measured {
         let device = self.device.take().expect("`cuda` is called only where `device` gives one");
-        // Once outside the capture: the first launch of a kernel loads its module.
-        body(0).and_then(|()| Ok(device.queue.synchronize()?)).unwrap_or_else(|e| panic!("{id}: {e}"));
-        let graph =
-            device.capture(|| (0..copies).try_for_each(&mut body)).unwrap_or_else(|e| panic!("{id}: {e}"));
-        let mut timer = crate::timing::Timer::new(&device).expect("two events");
+        let mut prepared = None;
         let measured = self.measure(id, bytes, |iterations| {
+            let failed = |e: kernels_core::Error| -> ! { panic!("{id}: {e}") };
+            let (graph, timer) = prepared.get_or_insert_with(|| {
+                // Once outside the capture: the first launch of a kernel loads its module.
+                body(0).and_then(|()| Ok(device.queue.synchronize()?)).unwrap_or_else(|e| failed(e));
+                let graph = device.capture(|| (0..copies).try_for_each(&mut body));
+                let timer = crate::timing::Timer::new(&device).expect("two events");
+                (graph.unwrap_or_else(|e| failed(e)), timer)
+            });
             let replays = (iterations as usize).div_ceil(copies);
-            let one = timer.rotated(&graph, copies, replays).unwrap_or_else(|e| panic!("{id}: {e}"));
+            let one = timer.rotated(graph, copies, replays).unwrap_or_else(|e| failed(e));
             Duration::from_secs_f64(one.as_secs_f64() * iterations as f64)
         });
-        drop((graph, timer));
+        drop(prepared);
         self.device = Some(device);
         measured
     }

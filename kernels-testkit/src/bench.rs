@@ -23,6 +23,8 @@ pub struct Bench {
 pub struct Measured {
     /// The median over criterion's samples; `None` if the command line filtered the bench out.
     pub time: Option<Duration>,
+    /// The shortest of them.
+    pub best: Option<Duration>,
     /// Bytes that must move at least once.
     pub bytes: u64,
 }
@@ -67,32 +69,36 @@ impl Bench {
     #[cfg(not(feature = "cuda"))]
     fn measure_ceiling(&mut self) {}
 
-    /// `ceiling/read`: 16-byte loads over 8 GiB (or half of the memory, if that is less).
+    /// `ceiling/read`: 16-byte loads over 8 GiB (or half of the memory, if that is less), and
+    /// `ceiling/copy`: one half of them copied to the other, read and write counted. The best of several
+    /// probes of two passes each.
     #[cfg(feature = "cuda")]
     fn measure_ceiling(&mut self) {
         use kernels_core::{Backend, Cuda, selftest};
+        const PASSES: usize = 2;
         let Some(device) = self.device.take() else { return };
         let queue = device.queue.clone();
-        let bytes = (device.info.memory / 2).min(8 << 30) / 16 * 16;
-        let memory = Cuda::zeros::<u8>(&queue, bytes).expect("half of the memory is free");
-        let mut sink = Cuda::zeros::<u32>(&queue, 1).expect("four bytes");
+        let bytes = (device.info.memory / 2).min(8 << 30) / 32 * 32;
         let blocks = 4 * device.info.multiprocessors;
-        let run = |_| selftest::read(&queue, Cuda::view(&memory), Cuda::view_mut(&mut sink), blocks);
         self.device = Some(device);
-        let mut measured = self.cuda("ceiling/read", bytes as u64, 1, run).time;
-        if measured.is_none() {
+        let mut memory = Cuda::zeros::<u8>(&queue, bytes).expect("half of the memory is free");
+        let mut sink = Cuda::zeros::<u32>(&queue, 1).expect("four bytes");
+        let mut read = |_| selftest::read(&queue, Cuda::view(&memory), Cuda::view_mut(&mut sink), blocks);
+        let mut best = self.cuda("ceiling/read", bytes as u64, PASSES, &mut read).best;
+        if best.is_none() {
             // The command line left it out; the others still want their share of it.
-            measured = self.device.as_ref().and_then(|device| {
+            best = self.device.as_ref().and_then(|device| {
                 let mut timer = crate::timing::Timer::new(device).ok()?;
-                let graph = device
-                    .capture(|| {
-                        selftest::read(&queue, Cuda::view(&memory), Cuda::view_mut(&mut sink), blocks)
-                    })
-                    .ok()?;
-                timer.rotated(&graph, 1, 20).ok()
+                let graph = device.capture(|| (0..PASSES).try_for_each(&mut read)).ok()?;
+                (0..20).filter_map(|_| timer.rotated(&graph, PASSES, 1).ok()).min()
             });
         }
-        self.ceiling = measured.map(|t| bytes as f64 / t.as_secs_f64());
+        let copy = |_| {
+            let (from, mut to) = memory.split_at_mut(bytes / 2);
+            Ok(queue.memcpy_dtod(&from, &mut to)?)
+        };
+        self.cuda("ceiling/copy", bytes as u64, PASSES, copy);
+        self.ceiling = best.map(|t| bytes as f64 / t.as_secs_f64());
     }
 
     /// Times `body` on the host's clock.
@@ -151,8 +157,9 @@ impl Bench {
         });
         group.finish();
         samples.sort_by(f64::total_cmp);
-        let time = (!samples.is_empty()).then(|| Duration::from_secs_f64(samples[samples.len() / 2]));
-        let measured = Measured { time, bytes };
+        let time = samples.get(samples.len() / 2).copied().map(Duration::from_secs_f64);
+        let best = samples.first().copied().map(Duration::from_secs_f64);
+        let measured = Measured { time, best, bytes };
         if let (Some(time), Some(speed)) = (time, measured.terabytes_per_second()) {
             let share = self.ceiling.map(|c| format!("  {:.0} % of ceiling/read", speed * 1e14 / c));
             let (micros, megabytes) = (time.as_secs_f64() * 1e6, bytes as f64 / 1e6);

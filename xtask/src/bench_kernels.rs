@@ -1,8 +1,10 @@
 //! `xtask bench-kernels`: every crate's benches, gathered into one table.
 //!
 //! Bench ids read `family/op/model/b8/t4`; throughput is bytes that must move. `ceiling/read` of the same
-//! run, where there is one, is what shares are shares of.
+//! run, where there is one, is what shares are shares of; `ceiling/copy` says whether the chip is as fast
+//! as the one that the peers were measured on.
 
+use crate::chart;
 use crate::workspace::{cargo, packages, root, run as run_command};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -16,10 +18,11 @@ use std::{
 };
 
 const CEILING: &str = "ceiling/read";
+const COPY: &str = "ceiling/copy";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only benches whose id contains this.
+    /// Only benches whose id contains this, or one of several with `|` between them.
     #[arg(long)]
     filter: Option<String>,
     /// Also write the rows here.
@@ -31,23 +34,35 @@ pub(crate) struct Options {
     /// Run nothing; read criterion's results from this folder.
     #[arg(long)]
     from: Option<PathBuf>,
+    /// Also draw a chart of each family and model into this folder.
+    #[arg(long)]
+    svg: Option<PathBuf>,
 }
 
 /// One bench.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Row {
-    id: String,
-    /// Median, and the bounds of its 95 % interval.
-    us: f64,
+pub(crate) struct Row {
+    pub(crate) id: String,
+    /// Median (of a ceiling: the best), and the bounds of its 95 % interval.
+    pub(crate) us: f64,
     us_low: f64,
     us_high: f64,
     bytes: Option<u64>,
     terabytes_per_second: Option<f64>,
     /// Share of this run's read ceiling.
     of_ceiling: Option<f64>,
-    peer: Option<String>,
+    pub(crate) peer: Option<String>,
     /// Our time over the peer's: below 1 is faster.
-    to_peer: Option<f64>,
+    pub(crate) to_peer: Option<f64>,
+}
+
+/// xtask/peers.toml.
+#[derive(Debug, Default, Deserialize)]
+struct Peers {
+    /// The speed of a large copy, read and write counted, in the run that gave the times.
+    copy_terabytes_per_second: f64,
+    #[serde(flatten)]
+    times: BTreeMap<String, Peer>,
 }
 
 /// Somebody else's time for the same operation.
@@ -82,11 +97,13 @@ pub(crate) fn run(options: Options) -> Result<()> {
     let mut rows = vec![];
     gather(&folder, since, &mut rows).with_context(|| format!("reading {}", folder.display()))?;
     let ceiling = rows.iter().find(|r| r.id == CEILING).and_then(|r| r.terabytes_per_second);
-    rows.retain(|r| options.filter.as_ref().is_none_or(|f| r.id.contains(f)) || r.id == CEILING);
+    let copy = rows.iter().find(|r| r.id == COPY).and_then(|r| r.terabytes_per_second);
+    let wanted = |id: &str| options.filter.as_ref().is_none_or(|f| f.split('|').any(|f| id.contains(f)));
+    rows.retain(|r| wanted(&r.id) || [CEILING, COPY].contains(&r.id.as_str()));
     rows.sort_by(|a, b| a.id.cmp(&b.id));
     for row in &mut rows {
         row.of_ceiling = row.terabytes_per_second.zip(ceiling).map(|(speed, most)| speed / most);
-        if let Some(peer) = peers.get(&row.id) {
+        if let Some(peer) = peers.times.get(&row.id) {
             row.peer = Some(peer.name.clone());
             row.to_peer = Some(row.us / peer.us);
         }
@@ -95,11 +112,32 @@ pub(crate) fn run(options: Options) -> Result<()> {
         bail!("no bench reported in {}", folder.display());
     }
     print!("{}", table(&rows, &baseline));
+    if rows.iter().any(|r| r.to_peer.is_some()) {
+        println!("{}", comparable(copy, peers.copy_terabytes_per_second));
+    }
     if let Some(path) = &options.json {
         fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")
             .with_context(|| format!("writing {}", path.display()))?;
     }
+    if let Some(folder) = &options.svg {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        for (name, svg) in chart::charts(&rows) {
+            let path = folder.join(name);
+            fs::write(&path, svg).with_context(|| format!("writing {}", path.display()))?;
+            println!("{}", path.display());
+        }
+    }
     Ok(())
+}
+
+/// Whether ratios to the peers mean anything: only on a chip as fast as theirs.
+fn comparable(copy: Option<f64>, peers: f64) -> String {
+    let Some(copy) = copy else {
+        return format!("no {COPY} in this run: its ratios to peers do not count");
+    };
+    let off = copy / peers - 1.0;
+    let verdict = if off.abs() > 0.03 { "its ratios to peers do not count" } else { "ratios to peers count" };
+    format!("{COPY} {copy:.3} TB/s, {:+.1} % from the peers' run ({peers:.3}): {verdict}", off * 100.0)
 }
 
 fn bench(root: &Path, filter: Option<&str>) -> Result<()> {
@@ -118,16 +156,19 @@ fn bench(root: &Path, filter: Option<&str>) -> Result<()> {
             command.args(["--features", &format!("{}/cuda", package.name)]);
         }
     }
-    command.args(["--", "--warm-up-time", "0.1", "--measurement-time", "0.3"]).args(filter);
+    command.args(["--", "--warm-up-time", "0.1", "--measurement-time", "0.3"]).args(
+        // Criterion takes a regular expression; the ceilings belong to every run.
+        filter.map(|f| format!("^ceiling/|{f}")),
+    );
     run_command(&mut command)
 }
 
 /// Recorded times by bench id, from xtask/peers.toml.
-fn peers(root: &Path) -> Result<BTreeMap<String, Peer>> {
+fn peers(root: &Path) -> Result<Peers> {
     let path = root.join("xtask/peers.toml");
     match fs::read_to_string(&path) {
         Ok(text) => toml::from_str(&text).with_context(|| format!("{}", path.display())),
-        Err(_) => Ok(BTreeMap::new()),
+        Err(_) => Ok(Peers::default()),
     }
 }
 
@@ -147,10 +188,12 @@ fn gather(folder: &Path, since: SystemTime, rows: &mut Vec<Row>) -> Result<()> {
                 let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
                 serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))
             };
-            rows.push(
-                row(&json("benchmark.json")?, &json("estimates.json")?)
-                    .context(format!("{}", path.display()))?,
-            );
+            let mut row = row(&json("benchmark.json")?, &json("estimates.json")?)
+                .with_context(|| format!("{}", path.display()))?;
+            if [CEILING, COPY].contains(&row.id.as_str()) {
+                best(&mut row, &json("sample.json")?).with_context(|| format!("{}", path.display()))?;
+            }
+            rows.push(row);
         }
     }
     Ok(())
@@ -173,6 +216,15 @@ fn row(benchmark: &Value, estimates: &Value) -> Result<Row> {
         peer: None,
         to_peer: None,
     })
+}
+
+/// Takes the best of the samples: a ceiling is what the memory can do, not what it mostly does.
+fn best(row: &mut Row, sample: &Value) -> Result<()> {
+    let numbers = |name: &str| sample[name].as_array().into_iter().flatten().filter_map(Value::as_f64);
+    let per_call = numbers("times").zip(numbers("iters")).map(|(ns, calls)| ns / calls / 1e3);
+    row.us = per_call.min_by(f64::total_cmp).context("sample.json holds no samples")?;
+    row.terabytes_per_second = row.bytes.map(|b| b as f64 / row.us / 1e6);
+    Ok(())
 }
 
 fn table(rows: &[Row], baseline: &[Row]) -> String {
@@ -229,6 +281,27 @@ mod tests {
             assert!(line.contains(part), "`{part}` in {line}");
         }
         assert!(row.to_peer.is_none());
+    }
+
+    #[test]
+    fn a_ceiling_is_the_best_sample() {
+        let mut row = example("ceiling/copy", 2000.0);
+        best(&mut row, &json!({ "times": [2000.0, 3600.0, 8000.0], "iters": [1.0, 2.0, 3.0] })).unwrap();
+        assert_eq!(row.us, 1.8);
+        assert!(best(&mut row, &json!({})).is_err());
+    }
+
+    #[test]
+    fn peers_count_on_an_equal_chip() {
+        assert!(comparable(None, 4.2).contains("do not count"));
+        assert!(
+            comparable(Some(4.3), 4.2).contains("+2.4 % from the peers' run (4.200): ratios to peers count")
+        );
+        assert!(
+            comparable(Some(4.0), 4.2).contains("-4.8 %") && comparable(Some(4.0), 4.2).contains("not count")
+        );
+        let recorded = peers(&root()).unwrap();
+        assert!(recorded.copy_terabytes_per_second > 0.0 && !recorded.times.is_empty());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 mod bench_kernels;
 mod bindings;
+mod chart;
 mod ci;
 mod pack;
 mod sass;

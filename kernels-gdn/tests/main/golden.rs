@@ -1,8 +1,10 @@
 //! Against transformers' own recurrence (see golden/make_golden.py).
 
-use crate::accuracy::{oracle, tree_chain};
-use crate::world::{Launch, SMALL, Stream, World, flushing, undisturbed};
-use kernels_core::{Activation, bf16};
+use crate::accuracy::{oracle, tree_chain, unit_rounding};
+use crate::place::{Place, SMALL, flushing};
+use crate::stream::{Launch, Stream};
+use crate::world::World;
+use kernels_core::{Activation, Cpu, bf16};
 use kernels_gdn::{Problem, export_state, import_state};
 use kernels_testkit::fixture::Fixture;
 
@@ -10,7 +12,8 @@ use kernels_testkit::fixture::Fixture;
 ///
 /// Both sides compute in fp32 and both stay within the bound of accuracy.rs; torch may add the products
 /// of a dot in any order, so that its chain is `k_dim`.
-fn compare<A: Activation>(case: &str, p: Problem, rounding: f64) {
+fn compare<B: Place, A: Activation>(on: &B::Queue, case: &str, p: Problem) {
+    let rounding = unit_rounding::<A>();
     let fixture = Fixture::open("kernels-gdn/tests/golden/gated_delta_rule.safetensors");
     let get = |name: &str| fixture.get(&format!("{case}.{name}")).1;
     let typed = |name: &str| get(name).iter().map(|x| A::from_f32(*x)).collect::<Vec<A>>();
@@ -21,23 +24,24 @@ fn compare<A: Activation>(case: &str, p: Problem, rounding: f64) {
         .flat_map(|((q, k), v)| [q, k, v].concat())
         .collect();
     let stream = Stream { mixed, a: typed("a"), b: typed("b") };
-    let tokens = stream.a.len() / p.v_heads;
+    let tokens = stream.tokens(&p);
     assert!(tokens > 1);
 
-    let mut world = World::<A>::new(p);
+    let mut world = World::<B, A>::new(on, p);
     world.a_log = get("a_log").to_vec();
     world.dt_bias = get("dt_bias").to_vec();
     let slot = 1;
     let mut initial = vec![0.0; p.state_len()];
     if let Some((_, theirs)) = fixture.try_get(&format!("{case}.initial_state")) {
         initial = import_state(&p, theirs).unwrap();
-        world.state[slot * p.state_len()..].copy_from_slice(&initial);
+        world.set_state_of(slot, &initial);
         // Any position does: the recurrence knows none.
         (world.folded[slot], world.committed[slot]) = (100, 100);
     }
     let initial: Vec<f64> = initial.iter().map(|x| f64::from(*x)).collect();
-    let ours = oracle(&p, &stream, &world, initial.clone(), tree_chain(p.k_dim));
-    let torchs = oracle(&p, &stream, &world, initial, p.k_dim as f64);
+    let gates = (&world.a_log[..], &world.dt_bias[..]);
+    let ours = oracle(&p, &stream, gates, initial.clone(), tree_chain(p.k_dim));
+    let torchs = oracle(&p, &stream, gates, initial, p.k_dim as f64);
     let first = world.committed[slot] as usize;
 
     let check = |how: &str, out: &[A], state: &[f32]| {
@@ -57,9 +61,9 @@ fn compare<A: Activation>(case: &str, p: Problem, rounding: f64) {
         assert_eq!((out.len(), state.len()), (get("out").len(), theirs.len()));
     };
 
-    let mut prefilled = world.clone();
+    let mut prefilled = world.duplicate();
     let out = prefilled.prefill(&Launch::one(&p, slot, first, stream.clone()));
-    check("prefill", &out, prefilled.state_of(slot));
+    check("prefill", &out, &prefilled.state_of(slot));
 
     let mut out = vec![];
     let mut at = 0;
@@ -70,20 +74,14 @@ fn compare<A: Activation>(case: &str, p: Problem, rounding: f64) {
         at += t;
     }
     world.fold(&[slot as i32]);
-    check("verify", &out, world.state_of(slot));
+    check("verify", &out, &world.state_of(slot));
 }
 
-#[test]
-fn transformers_in_f32_with_an_initial_state() {
-    undisturbed(|| {
-        compare::<f32>("small", Problem { k_heads: 2, v_heads: 4, k_dim: 40, v_dim: 20, ..SMALL }, 0.0);
-    });
+pub fn transformers_in_f32_with_an_initial_state() {
+    compare::<Cpu, f32>(&(), "small", Problem { k_heads: 2, v_heads: 4, k_dim: 40, v_dim: 20, ..SMALL });
 }
 
-#[test]
-fn transformers_on_bf16_inputs_at_real_head_sizes() {
-    undisturbed(|| {
-        let p = Problem { k_heads: 1, v_heads: 2, k_dim: 128, v_dim: 128, ..SMALL };
-        compare::<bf16>("qwen", p, 1.0 / 256.0);
-    });
+pub fn transformers_on_bf16_inputs_at_real_head_sizes<B: Place>(on: &B::Queue) {
+    let p = Problem { k_heads: 1, v_heads: 2, k_dim: 128, v_dim: 128, ..SMALL };
+    compare::<B, bf16>(on, "qwen", p);
 }

@@ -1,12 +1,49 @@
-//! The tests of the CPU half, which is the specification of the family.
+//! The tests of the family, on both backends: the CPU half is its specification. Without a GPU the CUDA cases
+//! show as ignored, with the reason.
+
+#![allow(unreachable_pub)] // everything is private to this executable
 
 mod accuracy;
-#[cfg(feature = "planted-faults")]
 mod bite;
 mod bits;
 mod golden;
 mod literal;
+mod place;
 mod properties;
 mod refusals;
 mod rounds;
+mod stream;
 mod world;
+
+use kernels_testkit::{both, runner::Suite};
+
+fn main() {
+    let mut suite = Suite::new();
+    both!(suite, accuracy::long_sequences_stay_within_the_derived_bound);
+    both!(suite, accuracy::fifty_thousand_tokens_do_not_drift);
+    both!(suite, bits::a_fresh_slot_is_never_read);
+    both!(suite, bits::a_reset_is_two_zeros);
+    both!(suite, bits::fold_touches_only_what_is_pending);
+    both!(suite, bits::strided_memories_give_the_same_bits);
+    suite.cpu(
+        "cpu::golden::transformers_in_f32_with_an_initial_state",
+        golden::transformers_in_f32_with_an_initial_state,
+    );
+    both!(suite, golden::transformers_on_bf16_inputs_at_real_head_sizes);
+    both!(suite, literal::two_tokens);
+    both!(suite, literal::the_tree_over_k);
+    both!(suite, properties::a_block_equals_its_rows);
+    both!(suite, properties::a_batch_equals_each_sequence_alone);
+    suite.cpu("cpu::refusals::plans_refuse_sizes_by_name", refusals::plans_refuse_sizes_by_name);
+    suite.cpu("cpu::refusals::states_of_another_size", refusals::states_of_another_size);
+    both!(suite, refusals::operands_are_refused_by_name);
+    both!(suite, refusals::fold_refuses_operands_by_name);
+    both!(suite, refusals::violated_counters_are_faults);
+    both!(suite, refusals::fold_faults);
+    both!(suite, refusals::bad_row_offsets_write_nothing_through_them);
+    both!(suite, rounds::any_rounds_equal_decoding_at_every_flush_policy);
+    both!(suite, rounds::prefill_in_any_chunks_equals_decoding);
+    both!(suite, rounds::several_prefills_of_a_launch_equal_those_alone);
+    bite::add(&mut suite);
+    suite.run()
+}

@@ -1,31 +1,34 @@
 //! A row is a function of itself and of its own past, for any sizes, types and surroundings.
 
-use crate::world::{Launch, Stream, World, flushing, same, undisturbed};
-use kernels_core::{Activation, bf16, f16};
+use crate::place::{Place, SMALL, fit, flushing, for_types};
+use crate::stream::{Launch, Stream};
+use crate::world::{World, same};
+use kernels_core::Activation;
 use kernels_gdn::Problem;
 use kernels_testkit::rng::Rng;
 use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 
 /// A problem and a launch of one sequence after some history.
 #[derive(Clone, Debug)]
-pub(crate) struct Case {
-    pub(crate) problem: Problem,
-    pub(crate) seed: u64,
+pub struct Case {
+    pub problem: Problem,
+    pub seed: u64,
     /// Tokens committed before the launch.
-    pub(crate) history: usize,
+    pub history: usize,
     /// Rows of the launch, more than one.
-    pub(crate) t: usize,
+    pub t: usize,
 }
 
 impl Case {
     #[cfg_attr(not(feature = "planted-faults"), allow(dead_code))]
-    pub(crate) fn example() -> Case {
-        let problem = flushing(Problem { slots: 5, max_rows: 4, ..crate::world::SMALL }, 2);
+    pub fn example() -> Case {
+        let problem = flushing(Problem { slots: 5, max_rows: 4, ..SMALL }, 2);
         Case { problem, seed: 3, history: 5, t: 4 }
     }
 }
 
-fn cases() -> impl Strategy<Value = Case> {
+fn cases_of<B: Place>() -> impl Strategy<Value = Case> {
     let heads = (1usize..3, 1usize..4, 1usize..70, 1usize..20);
     let launch = (0usize..7, 2usize..7, 0usize..12, any::<u64>());
     (heads, launch).prop_map(|((k_heads, group, k_dim, v_dim), (flush_after, t, history, seed))| {
@@ -41,14 +44,14 @@ fn cases() -> impl Strategy<Value = Case> {
             journal_rows: 0,
             flush_after,
         };
-        Case { problem: flushing(problem, flush_after), seed, history, t }
+        Case { problem: flushing(fit::<B>(problem), flush_after), seed, history, t }
     })
 }
 
 /// A world in which the slots' sequences have some history each, and the last launch's rows for them.
-fn world<A: Activation>(case: &Case, rng: &mut Rng, slots: &[usize]) -> World<A> {
+fn world<B: Place, A: Activation>(on: &B::Queue, case: &Case, rng: &mut Rng, slots: &[usize]) -> World<B, A> {
     let p = case.problem;
-    let mut world = World::<A>::new(p);
+    let mut world = World::<B, A>::new(on, p);
     for &slot in slots {
         for i in 0..case.history {
             // Prefill first, so that there is a state; then rounds, so that there is something pending.
@@ -67,13 +70,13 @@ fn world<A: Activation>(case: &Case, rng: &mut Rng, slots: &[usize]) -> World<A>
 }
 
 /// T rows in one launch against T launches of one row, none of them folded differently.
-pub(crate) fn block_equals_rows<A: Activation>(case: Case) -> Result<(), String> {
+pub fn block_equals_rows<B: Place, A: Activation>(on: &B::Queue, case: Case) -> Result<(), String> {
     let p = case.problem;
     let mut rng = Rng::new(case.seed);
-    let before = world::<A>(&case, &mut rng, &[4]);
+    let before = world::<B, A>(on, &case, &mut rng, &[4]);
     let rows = Stream::random(&p, case.t, &mut rng);
 
-    let mut block = before.clone();
+    let mut block = before.duplicate();
     let together = block.verify(&Launch::one(&p, 4, case.history, rows.clone()));
     block.advance(4, case.t);
     block.fold(&[4]);
@@ -86,17 +89,17 @@ pub(crate) fn block_equals_rows<A: Activation>(case: Case) -> Result<(), String>
     }
     single.fold(&[4]);
     same("outputs", &together, &alone)?;
-    same("state", &block.state, &single.state)?;
-    same("journal", &block.journal, &single.journal)
+    same("state", &block.state(), &single.state())?;
+    same("journal", &block.journal(), &single.journal())
 }
 
 /// A launch of three sequences, padding and unowned rows against each of them alone.
-fn batch_equals_alone<A: Activation>(case: Case) -> Result<(), String> {
+fn batch_equals_alone<B: Place, A: Activation>(on: &B::Queue, case: Case) -> Result<(), String> {
     let p = case.problem;
     let mut rng = Rng::new(case.seed);
     // First and last slot in reverse, with free ones between.
     let slots = [4, 0, 2];
-    let before = world::<A>(&case, &mut rng, &slots);
+    let before = world::<B, A>(on, &case, &mut rng, &slots);
     let rows: Vec<Stream<A>> = (0..3).map(|i| Stream::random(&p, (case.t + i) % 6 + 1, &mut rng)).collect();
 
     let mut launch = Launch::new();
@@ -107,7 +110,7 @@ fn batch_equals_alone<A: Activation>(case: Case) -> Result<(), String> {
         launch.push(&p, slot as i32, case.history, &rows[i]);
     }
     launch.add_unowned(&p, 2);
-    let mut batch = before.clone();
+    let mut batch = before.duplicate();
     let out = batch.verify(&launch);
 
     let width = p.v_heads * p.v_dim;
@@ -122,34 +125,35 @@ fn batch_equals_alone<A: Activation>(case: Case) -> Result<(), String> {
         same(format!("padding row {row}"), &out[row * width..][..width], &vec![A::default(); width])?;
     }
     // Free slots included, whose poison must still be there.
-    same("states", &batch.state, &alone.state)?;
-    same("journals", &batch.journal, &alone.journal)?;
-    same("faults", &batch.faults, &vec![0; p.slots + 1])
+    same("states", &batch.state(), &alone.state())?;
+    same("journals", &batch.journal(), &alone.journal())?;
+    same("faults", &batch.faults(), &vec![0; p.slots + 1])
 }
 
-fn check(case: Case, test: impl Fn(Case) -> Result<(), String>) -> Result<(), TestCaseError> {
-    assert!(case.t > 1, "one row proves nothing");
-    test(case).map_err(TestCaseError::fail)
+type Test<B> = fn(&<B as kernels_core::Backend>::Queue, Case) -> Result<(), String>;
+
+fn check<B: Place>(on: &B::Queue, test: Test<B>) {
+    let cases = if B::GENERAL { 60 } else { 12 };
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let run = |case: Case| {
+        assert!(case.t > 1, "one row proves nothing");
+        test(on, case).map_err(TestCaseError::fail)
+    };
+    TestRunner::new(config).run(&cases_of::<B>(), run).unwrap();
 }
 
-#[test]
-fn a_block_equals_its_rows() {
-    undisturbed(|| {
-        proptest!(ProptestConfig::with_cases(60), |(case in cases())| {
-            check(case.clone(), block_equals_rows::<f32>)?;
-            check(case.clone(), block_equals_rows::<bf16>)?;
-            check(case, block_equals_rows::<f16>)?;
-        });
-    });
+pub fn a_block_equals_its_rows<B: Place>(on: &B::Queue) {
+    for_types!(B, on, any_block);
 }
 
-#[test]
-fn a_batch_equals_each_sequence_alone() {
-    undisturbed(|| {
-        proptest!(ProptestConfig::with_cases(60), |(case in cases())| {
-            check(case.clone(), batch_equals_alone::<f32>)?;
-            check(case.clone(), batch_equals_alone::<bf16>)?;
-            check(case, batch_equals_alone::<f16>)?;
-        });
-    });
+fn any_block<B: Place, A: Activation>(on: &B::Queue) {
+    check::<B>(on, block_equals_rows::<B, A>);
+}
+
+pub fn a_batch_equals_each_sequence_alone<B: Place>(on: &B::Queue) {
+    for_types!(B, on, any_batch);
+}
+
+fn any_batch<B: Place, A: Activation>(on: &B::Queue) {
+    check::<B>(on, batch_equals_alone::<B, A>);
 }

@@ -1,8 +1,10 @@
 //! Every bad input is refused by name and value; nothing panics, nothing else is disturbed.
 
-use crate::world::{Launch, SMALL, Stream, World, flushing, same, undisturbed};
+use crate::place::{Place, SMALL, flushing, for_types, small};
+use crate::stream::{Launch, Stream};
+use crate::world::{Kind, World, same};
 use kernels_core::slots::{Fault, FaultKind};
-use kernels_core::{Cpu, DeviceInfo, Error, Tensor, TensorMut, bf16};
+use kernels_core::{Activation, Buffer, DeviceInfo, Error, bf16};
 use kernels_gdn::{Args, Fold, FoldArgs, Prefill, Problem, Verify, export_state, import_state};
 use kernels_testkit::rng::Rng;
 
@@ -15,8 +17,7 @@ fn texts(p: Problem, device: &DeviceInfo) -> [Option<String>; 3] {
     ]
 }
 
-#[test]
-fn plans_refuse_sizes_by_name_and_value() {
+pub fn plans_refuse_sizes_by_name() {
     let cpu = DeviceInfo::cpu();
     let good = Problem { sequences: 2, rows: 8, ..flushing(SMALL, 4) };
     assert_eq!(texts(good, &cpu), [None, None, None]);
@@ -60,116 +61,133 @@ fn plans_refuse_sizes_by_name_and_value() {
         assert!(texts(p, &cpu)[0].is_some(), "{p:?}");
     }
     for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
-        for text in texts(good, &device) {
+        let heads = [("k_dim", Problem { v_dim: 128, ..good }), ("v_dim", Problem { k_dim: 128, ..good })];
+        for (name, p) in heads {
+            let got = if name == "k_dim" { p.k_dim } else { p.v_dim };
+            for (text, op) in texts(p, &device).into_iter().zip(["verify", "prefill", "fold"]) {
+                let want = format!("gdn::{op}: {name} = {got} on CUDA (128 is) is not supported");
+                assert_eq!(text.unwrap(), want);
+            }
+        }
+        #[cfg(not(feature = "cuda"))]
+        for text in texts(Problem { k_dim: 128, v_dim: 128, ..good }, &device) {
             assert!(text.unwrap().contains("built without CUDA kernels"));
         }
     }
 }
 
-#[test]
-fn operands_are_refused_by_name() {
-    undisturbed(|| {
-        let p = Problem { rows: 2, ..flushing(SMALL, 1) };
-        let launch = Launch::one(&p, 0, 0, Stream::<bf16>::random(&p, 2, &mut Rng::new(1)));
-        let refused = |change: fn(&mut Args<'_, Cpu, bf16>)| {
-            let op = Verify::plan(p, &DeviceInfo::cpu()).unwrap();
-            let prefill = Prefill::plan(p, &DeviceInfo::cpu()).unwrap();
-            let (mut text, mut other) = (String::new(), String::new());
-            let mut world = World::new(p);
-            world.run(&p, &launch, |mut args| {
-                change(&mut args);
-                text = op.run::<Cpu, bf16>(&(), args).unwrap_err().to_string();
-            });
-            world.run(&p, &launch, |mut args| {
-                change(&mut args);
-                other = prefill.run::<Cpu, bf16>(&(), args).unwrap_err().to_string();
-            });
-            assert_eq!(text.replace("verify", "prefill"), other);
-            text
-        };
-        assert_eq!(
-            refused(|a| a.out.dims = [2, 4, 11]),
-            "gdn::verify: `out` has shape [2, 4, 11], expected [2, 4, 12]"
-        );
-        assert_eq!(
-            refused(|a| a.out.strides = [12, 12, 1]),
-            "gdn::verify: `out` has strides [12, 12, 1]; an outer stride must span the inner axes, or rows overlap"
-        );
-        assert_eq!(
-            refused(|a| a.state.dims[0] = 6),
-            "gdn::verify: `state` has shape [6, 4, 12, 40], expected [7, 4, 12, 40]"
-        );
-        assert_eq!(
-            refused(|a| a.state.strides[0] += 1),
-            "gdn::verify: `state` needs 13446 elements, its buffer holds 13440"
-        );
-        assert_eq!(
-            refused(|a| a.journal.dims[1] = 8),
-            "gdn::verify: `journal` has shape [7, 8, 136], expected [7, 9, 136]"
-        );
-        assert_eq!(refused(|a| a.faults.dims = [7]), "gdn::verify: `faults` has shape [7], expected [8]");
-        type Change = fn(&mut Args<'_, Cpu, bf16>);
-        let named: [(&str, Change); 11] = [
-            ("folded", |a| a.folded.dims = [8]),
-            ("q", |a| a.q.dims[1] = 3),
-            ("k", |a| a.k.strides[2] = 2),
-            ("v", |a| a.v.strides[0] *= 2),
-            ("a", |a| a.a.dims = [2, 2]),
-            ("b", |a| a.b.dims = [1, 4]),
-            ("a_log", |a| a.a_log.dims = [3]),
-            ("dt_bias", |a| a.dt_bias.dims = [5]),
-            ("rows.slots", |a| a.rows.slots.dims = [2]),
-            ("rows.start", |a| a.rows.start.dims = [0]),
-            ("rows.row_offsets", |a| a.rows.row_offsets.dims = [1]),
-        ];
-        for (name, change) in named {
-            let text = refused(change);
-            assert!(text.starts_with(&format!("gdn::verify: `{name}` ")), "{name}: {text}");
-        }
-    });
+/// A world in which a launch of two rows is staged.
+fn staged<B: Place>(on: &B::Queue) -> World<B, bf16> {
+    let p = flushing(small::<B>(), 1);
+    let mut world = World::packed(on, p);
+    world.stage(&Launch::one(&p, 0, 0, Stream::random(&p, 2, &mut Rng::new(1))));
+    world
 }
 
-#[test]
-fn fold_refuses_operands_by_name() {
-    undisturbed(|| {
-        let p = SMALL;
-        let op = Fold::plan(p, &DeviceInfo::cpu()).unwrap();
-        let refused = |change: fn(&mut FoldArgs<'_, Cpu, bf16>)| {
-            let mut w = World::<bf16>::new(p);
-            let slots = [0];
-            let mut args = FoldArgs {
-                state: TensorMut::new(&mut w.state[..], [p.slots, p.v_heads, p.v_dim, p.k_dim]),
-                journal: TensorMut::new(&mut w.journal[..], [p.slots, p.journal_rows, p.journal_width()]),
-                faults: TensorMut::new(&mut w.faults[..], [p.slots + 1]),
-                folded: Tensor::new(&w.folded[..], [p.slots]),
-                a_log: Tensor::new(&w.a_log[..], [p.v_heads]),
-                dt_bias: Tensor::new(&w.dt_bias[..], [p.v_heads]),
-                slots: Tensor::new(&slots[..], [1]),
-                committed: Tensor::new(&w.committed[..], [p.slots]),
-            };
+pub fn operands_are_refused_by_name<B: Place>(on: &B::Queue) {
+    let mut world = staged::<B>(on);
+    let p = world.sized();
+    let verify = Verify::plan(p, &B::device(on)).unwrap();
+    let prefill = Prefill::plan(p, &B::device(on)).unwrap();
+    let mut refused = |change: &dyn Fn(&mut Args<'_, B, bf16>)| {
+        let text = world.with(|on, mut args| {
             change(&mut args);
-            op.run::<Cpu, bf16>(&(), args).unwrap_err().to_string()
-        };
-        assert_eq!(refused(|a| a.committed.dims = [6]), "gdn::fold: `committed` has shape [6], expected [7]");
-        type Change = fn(&mut FoldArgs<'_, Cpu, bf16>);
-        let named: [(&str, Change); 7] = [
-            ("state", |a| a.state.dims[3] = 1),
-            ("journal", |a| a.journal.dims[2] = 1),
-            ("faults", |a| a.faults.dims = [0]),
-            ("folded", |a| a.folded.dims = [0]),
-            ("a_log", |a| a.a_log.dims = [0]),
-            ("dt_bias", |a| a.dt_bias.dims = [0]),
-            ("slots", |a| a.slots.dims = [0]),
-        ];
-        for (name, change) in named {
-            let text = refused(change);
-            assert!(text.starts_with(&format!("gdn::fold: `{name}` ")), "{name}: {text}");
-        }
-    });
+            verify.run(on, args).unwrap_err().to_string()
+        });
+        let other = world.with(|on, mut args| {
+            change(&mut args);
+            prefill.run(on, args).unwrap_err().to_string()
+        });
+        assert_eq!(text.replace("verify", "prefill"), other);
+        text
+    };
+    let (k, v, width, state) = (p.k_dim, p.v_dim, p.journal_width(), p.slots * p.state_len());
+    assert_eq!(
+        refused(&|a| a.out.dims[2] -= 1),
+        format!("gdn::verify: `out` has shape [2, 4, {}], expected [2, 4, {v}]", v - 1)
+    );
+    assert_eq!(
+        refused(&|a| a.out.strides[0] = v),
+        format!(
+            "gdn::verify: `out` has strides [{v}, {v}, 1]; an outer stride must span the inner axes, or rows overlap"
+        )
+    );
+    assert_eq!(
+        refused(&|a| a.state.dims[0] = 6),
+        format!("gdn::verify: `state` has shape [6, 4, {v}, {k}], expected [7, 4, {v}, {k}]")
+    );
+    assert_eq!(
+        refused(&|a| a.state.strides[0] += 1),
+        format!("gdn::verify: `state` needs {} elements, its buffer holds {state}", state + 6)
+    );
+    assert_eq!(
+        refused(&|a| a.journal.dims[1] = 8),
+        format!("gdn::verify: `journal` has shape [7, 8, {width}], expected [7, 9, {width}]")
+    );
+    assert_eq!(refused(&|a| a.faults.dims = [7]), "gdn::verify: `faults` has shape [7], expected [8]");
+    type Change<B> = fn(&mut Args<'_, B, bf16>);
+    let named: [(&str, Change<B>); 11] = [
+        ("folded", |a| a.folded.dims = [8]),
+        ("q", |a| a.q.dims[1] = 3),
+        ("k", |a| a.k.strides[2] = 2),
+        ("v", |a| a.v.strides[0] *= 2),
+        ("a", |a| a.a.dims = [2, 2]),
+        ("b", |a| a.b.dims = [1, 4]),
+        ("a_log", |a| a.a_log.dims = [3]),
+        ("dt_bias", |a| a.dt_bias.dims = [5]),
+        ("rows.slots", |a| a.rows.slots.dims = [2]),
+        ("rows.start", |a| a.rows.start.dims = [0]),
+        ("rows.row_offsets", |a| a.rows.row_offsets.dims = [1]),
+    ];
+    for (name, change) in named {
+        let text = refused(&change);
+        assert!(text.starts_with(&format!("gdn::verify: `{name}` ")), "{name}: {text}");
+    }
+    if B::GENERAL {
+        return;
+    }
+    // Inside the buffers, but not where vectors may begin.
+    let aligned: [(&str, Change<B>); 4] = [
+        ("q", |a| a.q.data = B::slice(&a.q.data, 2..a.q.data.len())),
+        ("k", |a| a.k.data = B::slice(&a.k.data, 2..a.k.data.len())),
+        ("q", |a| a.q.strides[0] -= 2),
+        ("v", |a| a.v.strides[0] -= 2),
+    ];
+    for (name, change) in aligned {
+        assert_eq!(refused(&change), format!("gdn::verify: `{name}` must be aligned to 16 bytes"));
+    }
+    let wide = refused(&|a| (a.state.dims, a.state.strides) = ([7, 4, v, k], [5 * v * k, v * k + 4, k, 1]));
+    assert!(wide.starts_with("gdn::verify: `state` "), "{wide}");
 }
 
-#[test]
-fn states_of_another_size_are_refused() {
+pub fn fold_refuses_operands_by_name<B: Place>(on: &B::Queue) {
+    let p = small::<B>();
+    let mut world = World::<B, bf16>::packed(on, p);
+    let op = Fold::plan(p, &B::device(on)).unwrap();
+    let mut refused = |change: fn(&mut FoldArgs<'_, B, bf16>)| {
+        world.with_fold(&[0], |on, mut args| {
+            change(&mut args);
+            op.run(on, args).unwrap_err().to_string()
+        })
+    };
+    assert_eq!(refused(|a| a.committed.dims = [6]), "gdn::fold: `committed` has shape [6], expected [7]");
+    type Change<B> = fn(&mut FoldArgs<'_, B, bf16>);
+    let named: [(&str, Change<B>); 7] = [
+        ("state", |a| a.state.dims[3] = 1),
+        ("journal", |a| a.journal.dims[2] = 1),
+        ("faults", |a| a.faults.dims = [0]),
+        ("folded", |a| a.folded.dims = [0]),
+        ("a_log", |a| a.a_log.dims = [0]),
+        ("dt_bias", |a| a.dt_bias.dims = [0]),
+        ("slots", |a| a.slots.dims = [0]),
+    ];
+    for (name, change) in named {
+        let text = refused(change);
+        assert!(text.starts_with(&format!("gdn::fold: `{name}` ")), "{name}: {text}");
+    }
+}
+
+pub fn states_of_another_size() {
     let [import, export] = [import_state(&SMALL, &[0.0; 7]), export_state(&SMALL, &[0.0; 7])];
     let want = "gdn::import_state: `state` has shape [7], expected [4, 40, 12]";
     assert_eq!(import.unwrap_err().to_string(), want);
@@ -178,114 +196,116 @@ fn states_of_another_size_are_refused() {
 }
 
 /// Bad counters of one sequence: its word, its zeros, and nothing else.
-#[test]
-fn violated_counters_are_faults() {
-    undisturbed(|| {
-        let p = flushing(SMALL, 2);
-        let j = p.journal_rows as i32;
-        let rows = Stream::<f32>::random(&p, 5, &mut Rng::new(9));
-        let good = Stream::random(&p, 3, &mut Rng::new(10));
-        let width = p.v_heads * p.v_dim;
-        // Slot, start, folded, rows of the sequence, then the fault.
-        let pending = |value| (FaultKind::Pending, value);
-        let cases = [
-            (3, 5, 6, 1, pending(-1)),
-            (3, 5, -1, 1, pending(6)),
-            (3, 20 + j, 20, 1, pending(j)),
-            (3, 20 + j - 3, 20, 4, pending(j - 3)),
-            (3, i32::MAX - 8, 0, 2, pending(i32::MAX - 8)),
-            (3, 0, 0, 5, (FaultKind::RowOffsets, 5)),
-            (3, -4, 0, 2, (FaultKind::Position, -4)),
-            (7, 0, 0, 2, (FaultKind::Slot, 7)),
-            (i32::MAX, 0, 0, 2, (FaultKind::Slot, i32::MAX)),
-        ];
-        for (slot, start, folded, t, (kind, value)) in cases {
-            let mut launch = Launch::new();
-            launch.push(&p, slot, 0, &rows.part(&p, 0..t));
-            launch.start[0] = start;
-            launch.push(&p, 6, 0, &good);
-            let mut world = World::new(p);
-            world.folded[3] = folded;
-            let mut alone = world.clone();
-            let want = alone.verify(&Launch::one(&p, 6, 0, good.clone()));
-
-            let out = world.verify(&launch);
-            let what = format!("slot {slot}, start {start}, folded {folded}, {t} rows");
-            same(&what, &out, &[vec![0.0; t * width], want].concat()).unwrap();
-            same(&what, &world.state, &alone.state).unwrap();
-            same(&what, &world.journal, &alone.journal).unwrap();
-            let word = usize::try_from(slot).unwrap().min(p.slots);
-            let fault = Fault::decode(world.faults[word]).expect(&what);
-            assert_eq!((fault.kind, fault.value), (kind, value), "{what}");
-            assert_eq!(world.faults.iter().filter(|f| **f != 0).count(), 1, "{what}");
-        }
-        // The last counters that fit.
-        let mut world = World::new(p);
-        world.folded[3] = 20;
-        world.state.fill(0.0);
-        world.journal.fill(0.0);
-        world.verify(&Launch::one(&p, 3, 20 + j as usize - 4, rows.part(&p, 0..4)));
-        assert_eq!(world.faults, vec![0; p.slots + 1]);
-        // A prefill needs room only for what is pending.
-        let out = world.prefill(&Launch::one(&p, 3, 20 + j as usize, rows.clone()));
-        assert!(out.iter().any(|o| *o != 0.0));
-        assert_eq!(world.faults, vec![0; p.slots + 1]);
-        let out = world.prefill(&Launch::one(&p, 3, 21 + j as usize, rows.clone()));
-        assert!(out.iter().all(|o| *o == 0.0));
-        assert_eq!(Fault::decode(world.faults[3]).unwrap().value, j + 1);
-    });
+pub fn violated_counters_are_faults<B: Place>(on: &B::Queue) {
+    for_types!(B, on, violated_counters);
 }
 
-#[test]
-fn fold_faults() {
-    undisturbed(|| {
-        let p = SMALL;
-        let mut world = World::<f32>::new(p);
-        (world.folded[2], world.committed[2]) = (3, 2);
-        (world.folded[4], world.committed[4]) = (0, p.journal_rows as i32 + 1);
-        (world.folded[5], world.committed[5]) = (-1, 0);
-        // Slot 9 is unknown; the counters of the rest are wrong.
-        let before = world.state.clone();
-        let op = Fold::plan(Problem { sequences: 4, ..p }, &DeviceInfo::cpu()).unwrap();
-        let slots = [2, 4, 5, 9];
-        op.run::<Cpu, f32>(
-            &(),
-            FoldArgs {
-                state: TensorMut::new(&mut world.state[..], [p.slots, p.v_heads, p.v_dim, p.k_dim]),
-                journal: TensorMut::new(&mut world.journal[..], [p.slots, p.journal_rows, p.journal_width()]),
-                faults: TensorMut::new(&mut world.faults[..], [p.slots + 1]),
-                folded: Tensor::new(&world.folded[..], [p.slots]),
-                a_log: Tensor::new(&world.a_log[..], [p.v_heads]),
-                dt_bias: Tensor::new(&world.dt_bias[..], [p.v_heads]),
-                slots: Tensor::new(&slots[..], [4]),
-                committed: Tensor::new(&world.committed[..], [p.slots]),
-            },
-        )
-        .unwrap();
-        same("state", &world.state, &before).unwrap();
-        let faults: Vec<_> =
-            world.faults.iter().map(|f| Fault::decode(*f).map(|f| (f.kind, f.value))).collect();
-        let pending = |value| Some((FaultKind::Pending, value));
-        let slot = Some((FaultKind::Slot, 9));
-        assert_eq!(faults, [None, None, pending(-1), None, pending(9), pending(1), None, slot]);
-    });
+fn violated_counters<B: Place, A: Activation>(on: &B::Queue) {
+    let p = flushing(small::<B>(), 2);
+    let j = p.journal_rows as i32;
+    let rows = Stream::<A>::random(&p, 5, &mut Rng::new(9));
+    let good = Stream::random(&p, 3, &mut Rng::new(10));
+    let width = p.v_heads * p.v_dim;
+    // Slot, start, folded, rows of the sequence, then the fault.
+    let pending = |value| (FaultKind::Pending, value);
+    let cases = [
+        (3, 5, 6, 1, pending(-1)),
+        (3, 5, -1, 1, pending(6)),
+        (3, 20 + j, 20, 1, pending(j)),
+        (3, 20 + j - 3, 20, 4, pending(j - 3)),
+        (3, i32::MAX - 8, 0, 2, pending(i32::MAX - 8)),
+        (3, i32::MAX - 8, i32::MIN, 2, pending(i32::MAX)),
+        (3, 0, i32::MAX, 2, pending(-i32::MAX)),
+        (3, 0, 0, 5, (FaultKind::RowOffsets, 5)),
+        (3, -4, 0, 2, (FaultKind::Position, -4)),
+        (3, i32::MAX - 1, i32::MAX - 1, 2, (FaultKind::Position, i32::MAX - 1)),
+        (7, 0, 0, 2, (FaultKind::Slot, 7)),
+        (i32::MAX, 0, 0, 2, (FaultKind::Slot, i32::MAX)),
+    ];
+    for (slot, start, folded, t, (kind, value)) in cases {
+        let mut launch = Launch::new();
+        launch.push(&p, slot, 0, &rows.part(&p, 0..t));
+        launch.start[0] = start;
+        launch.push(&p, 6, 0, &good);
+        let mut world = World::<B, A>::new(on, p);
+        world.folded[3] = folded;
+        let mut alone = world.duplicate();
+        let want = alone.verify(&Launch::one(&p, 6, 0, good.clone()));
+
+        let out = world.verify(&launch);
+        let what = format!("slot {slot}, start {start}, folded {folded}, {t} rows");
+        same(&what, &out, &[vec![A::default(); t * width], want].concat()).unwrap();
+        same(&what, &world.state(), &alone.state()).unwrap();
+        same(&what, &world.journal(), &alone.journal()).unwrap();
+        let word = usize::try_from(slot).unwrap().min(p.slots);
+        let faults = world.faults();
+        let fault = Fault::decode(faults[word]).expect(&what);
+        assert_eq!((fault.kind, fault.value), (kind, value), "{what}");
+        assert_eq!(faults.iter().filter(|f| **f != 0).count(), 1, "{what}");
+    }
+    // The last counters that fit.
+    let mut world = World::<B, A>::new(on, p);
+    world.folded[3] = 20;
+    world.set_state_of(3, &vec![0.0; p.state_len()]);
+    world.set_journal(&vec![A::default(); p.slots * p.journal_rows * p.journal_width()]);
+    world.verify(&Launch::one(&p, 3, 20 + j as usize - 4, rows.part(&p, 0..4)));
+    assert_eq!(world.faults(), vec![0; p.slots + 1]);
+    // A prefill needs room only for what is pending.
+    let out = world.prefill(&Launch::one(&p, 3, 20 + j as usize, rows.clone()));
+    assert!(out.iter().any(|o| o.to_f32() != 0.0));
+    assert_eq!(world.faults(), vec![0; p.slots + 1]);
+    let out = world.prefill(&Launch::one(&p, 3, 21 + j as usize, rows.clone()));
+    assert!(out.iter().all(|o| o.to_f32() == 0.0));
+    assert_eq!(Fault::decode(world.faults()[3]).unwrap().value, j + 1);
 }
 
-#[test]
-fn bad_row_offsets_write_nothing_through_them() {
-    undisturbed(|| {
-        let p = flushing(SMALL, 2);
-        let rows = Stream::<f32>::random(&p, 4, &mut Rng::new(9));
-        for (offsets, bad) in [([0, 9, 4], 9), ([0, -1, 4], -1), ([3, 2, 4], 2)] {
+pub fn fold_faults<B: Place>(on: &B::Queue) {
+    for_types!(B, on, faulty_fold);
+}
+
+fn faulty_fold<B: Place, A: Activation>(on: &B::Queue) {
+    let p = small::<B>();
+    let mut world = World::<B, A>::new(on, p);
+    (world.folded[2], world.committed[2]) = (3, 2);
+    (world.folded[4], world.committed[4]) = (0, p.journal_rows as i32 + 1);
+    (world.folded[5], world.committed[5]) = (-1, 0);
+    // Slot 9 is unknown; the counters of the rest are wrong.
+    let (state, journal) = (world.state(), world.journal());
+    world.fold_only(&[2, 4, 5, 9]);
+    same("state", &world.state(), &state).unwrap();
+    same("journal", &world.journal(), &journal).unwrap();
+    let faults: Vec<_> =
+        world.faults().iter().map(|f| Fault::decode(*f).map(|f| (f.kind, f.value))).collect();
+    let pending = |value| Some((FaultKind::Pending, value));
+    let slot = Some((FaultKind::Slot, 9));
+    assert_eq!(faults, [None, None, pending(-1), None, pending(9), pending(1), None, slot]);
+}
+
+pub fn bad_row_offsets_write_nothing_through_them<B: Place>(on: &B::Queue) {
+    for_types!(B, on, bad_row_offsets);
+}
+
+fn bad_row_offsets<B: Place, A: Activation>(on: &B::Queue) {
+    let p = flushing(small::<B>(), 2);
+    let rows = Stream::<A>::random(&p, 4, &mut Rng::new(9));
+    for (offsets, bad) in [([0, 9, 4], 9), ([0, -1, 4], -1), ([3, 2, 4], 2), ([0, i32::MAX, 4], i32::MAX)] {
+        for kind in [Kind::Verify, Kind::Prefill] {
             let mut launch = Launch::new();
             launch.push(&p, 1, 0, &rows.part(&p, 0..2));
             launch.push(&p, 6, 0, &rows.part(&p, 2..4));
             launch.offsets = offsets.to_vec();
-            let mut world = World::new(p);
-            world.verify(&launch);
-            assert!(world.state.iter().all(|s| s.is_nan()));
-            let fault = Fault::decode(world.faults[1]).unwrap();
+            let mut world = World::<B, A>::new(on, p);
+            // The canaries around the outputs are looked after by every launch.
+            let _ = world.run(kind, &launch);
+            // The second sequence is sound where the first one ends below it.
+            let sound = usize::from(0 <= bad && bad <= 4);
+            let stored = usize::from(kind == Kind::Prefill) * sound * p.state_len();
+            assert_eq!(world.state().iter().filter(|s| !s.is_nan()).count(), stored);
+            let journaled = usize::from(kind == Kind::Verify) * sound * 2;
+            let written = world.journal().iter().filter(|x| !x.to_f32().is_nan()).count();
+            assert_eq!(written, journaled * p.journal_width());
+            let fault = Fault::decode(world.faults()[1]).unwrap();
             assert_eq!((fault.kind, fault.value), (FaultKind::RowOffsets, bad));
         }
-    });
+    }
 }

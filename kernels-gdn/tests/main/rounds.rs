@@ -1,7 +1,9 @@
 //! Speculative rounds of every kind against plain decoding and prefill: outputs, states, journals.
 
-use crate::world::{Decoded, Launch, SMALL, Stream, World, decode, flushing, same, undisturbed};
-use kernels_core::{Activation, bf16, f16, slots};
+use crate::place::{Place, flushing, for_types, small};
+use crate::stream::{Launch, Stream};
+use crate::world::{Decoded, World, decode, journal_row, same};
+use kernels_core::{Activation, slots};
 use kernels_testkit::rng::Rng;
 
 const SEQUENCES: usize = 5;
@@ -19,15 +21,15 @@ struct Seen {
 }
 
 /// Runs rounds with random lengths and accept counts, then folds; compares with decoding.
-pub(crate) fn rounds<A: Activation>(flush_after: usize, seed: u64) -> Result<(), String> {
-    let p = flushing(SMALL, flush_after);
+pub fn rounds<B: Place, A: Activation>(on: &B::Queue, flush_after: usize, seed: u64) -> Result<(), String> {
+    let p = flushing(small::<B>(), flush_after);
     let mut rng = Rng::new(seed);
-    let mut world = World::<A>::new(p);
+    let mut world = World::<B, A>::new(on, p);
     // Five of seven slots, the first and the last among them, in an order that is not theirs.
     let slots = [6, 2, 0, 5, 3];
     let streams: Vec<Stream<A>> =
         (0..SEQUENCES).map(|_| Stream::random(&p, ROUNDS * p.max_rows, &mut rng)).collect();
-    let decoded: Vec<Decoded<A>> = streams.iter().map(|s| decode(&p, s)).collect();
+    let decoded: Vec<Decoded<A>> = streams.iter().map(|s| decode::<B, A>(on, &p, s)).collect();
     let width = p.v_heads * p.v_dim;
     let mut seen = Seen::default();
 
@@ -52,16 +54,17 @@ pub(crate) fn rounds<A: Activation>(flush_after: usize, seed: u64) -> Result<(),
         }
         launch.add_unowned(&p, rng.below(3));
 
-        let before = world.state.clone();
+        let before = world.state();
         let out = world.verify(&launch);
+        let (after, journal) = (world.state(), world.journal());
         for &(i, slot, start, first, t, accepted) in &plan {
             let what = format!("round {round}, sequence {i}, {t} rows from {start}, {accepted} accepted");
             let got = &out[first * width..][..accepted * width];
             same(format!("{what}: outputs"), got, &decoded[i].out[start * width..][..accepted * width])?;
 
             let pending = start - world.folded[slot] as usize;
-            let (state, old) = (world.state_of(slot), &before[slot * p.state_len()..][..p.state_len()]);
-            let stored = same("", state, old).is_err();
+            let state = slot * p.state_len()..(slot + 1) * p.state_len();
+            let stored = same("", &after[state.clone()], &before[state]).is_err();
             if stored != slots::flushes(pending, flush_after) {
                 return Err(format!("{what}: stored = {stored} with {pending} pending"));
             }
@@ -75,19 +78,21 @@ pub(crate) fn rounds<A: Activation>(flush_after: usize, seed: u64) -> Result<(),
             world.advance(slot, accepted);
             for position in world.folded[slot] as usize..world.committed[slot] as usize {
                 let want = streams[i].journal_row(&p, position);
-                same(format!("{what}: journal of {position}"), world.journal_row(slot, position), &want)?;
+                same(
+                    format!("{what}: journal of {position}"),
+                    journal_row(&p, &journal, slot, position),
+                    &want,
+                )?;
             }
         }
-        if world.faults.iter().any(|f| *f != 0) {
-            return Err(format!("round {round}: faults {:x?}", world.faults));
-        }
+        same(format!("round {round}: faults"), &world.faults(), &vec![0; p.slots + 1])?;
     }
 
     world.fold(&[6, 2, slots::PAD, 0, 5, 3]);
     for (i, &slot) in slots.iter().enumerate() {
         let tokens = world.committed[slot] as usize;
-        let want = decode(&p, &streams[i].part(&p, 0..tokens)).state;
-        same(format!("state of sequence {i} after {tokens} tokens"), world.state_of(slot), &want)?;
+        let want = decode::<B, A>(on, &p, &streams[i].part(&p, 0..tokens)).state;
+        same(format!("state of sequence {i} after {tokens} tokens"), &world.state_of(slot), &want)?;
     }
     for free in [1, 4] {
         if !world.state_of(free).iter().all(|x| x.is_nan()) {
@@ -103,26 +108,25 @@ pub(crate) fn rounds<A: Activation>(flush_after: usize, seed: u64) -> Result<(),
     if hollow { Err(format!("the run was hollow: {seen:?}")) } else { Ok(()) }
 }
 
-#[test]
-fn any_rounds_equal_decoding_at_every_flush_policy() {
-    undisturbed(|| {
-        for flush_after in 0..=6 {
-            rounds::<f32>(flush_after, 100 + flush_after as u64).unwrap();
-            rounds::<bf16>(flush_after, 200 + flush_after as u64).unwrap();
-        }
-        rounds::<f16>(2, 300).unwrap();
-    });
+pub fn any_rounds_equal_decoding_at_every_flush_policy<B: Place>(on: &B::Queue) {
+    for_types!(B, on, every_policy);
+}
+
+fn every_policy<B: Place, A: Activation>(on: &B::Queue) {
+    for flush_after in 0..=6 {
+        rounds::<B, A>(on, flush_after, 100 + flush_after as u64).unwrap();
+    }
 }
 
 /// Prefill in random chunks, decode and verification in turn, all against plain decoding.
-pub(crate) fn chunks<A: Activation>(seed: u64) -> Result<(), String> {
-    let p = flushing(SMALL, 2);
+pub fn chunks<B: Place, A: Activation>(on: &B::Queue, seed: u64) -> Result<(), String> {
+    let p = flushing(small::<B>(), 2);
     let mut rng = Rng::new(seed);
     let tokens = 230;
     let stream = Stream::<A>::random(&p, tokens, &mut rng);
-    let decoded = decode(&p, &stream);
+    let decoded = decode::<B, A>(on, &p, &stream);
     let width = p.v_heads * p.v_dim;
-    let mut world = World::<A>::new(p);
+    let mut world = World::<B, A>::new(on, p);
     let slot = 6;
     let mut at = 0;
     while at < tokens {
@@ -140,41 +144,42 @@ pub(crate) fn chunks<A: Activation>(seed: u64) -> Result<(), String> {
         at += t;
     }
     world.fold(&[slot as i32]);
-    same("state", world.state_of(slot), &decoded.state)?;
-    same("faults", &world.faults, &vec![0; p.slots + 1])
+    same("state", &world.state_of(slot), &decoded.state)?;
+    same("faults", &world.faults(), &vec![0; p.slots + 1])
 }
 
-#[test]
-fn prefill_in_any_chunks_equals_decoding() {
-    undisturbed(|| {
-        for seed in 0..6 {
-            chunks::<f32>(seed).unwrap();
-            chunks::<bf16>(seed).unwrap();
-        }
-    });
+pub fn prefill_in_any_chunks_equals_decoding<B: Place>(on: &B::Queue) {
+    for_types!(B, on, any_chunks);
 }
 
-#[test]
-fn several_prefills_of_a_launch_equal_those_alone() {
-    undisturbed(|| {
-        let p = flushing(SMALL, 2);
-        let mut rng = Rng::new(7);
-        let lengths = [70, 1, 9];
-        let streams = lengths.map(|n| Stream::<bf16>::random(&p, n, &mut rng));
-        let mut world = World::new(p);
-        let mut launch = Launch::new();
-        for (slot, stream) in [6, 0, 3].into_iter().zip(&streams) {
-            launch.push(&p, slot, 0, stream);
-            launch.push_padding(&p, 2);
-        }
-        let width = p.v_heads * p.v_dim;
-        let out = world.prefill(&launch);
-        let mut first = 0;
-        for ((slot, stream), n) in [6, 0, 3].into_iter().zip(&streams).zip(lengths) {
-            let alone = decode(&p, stream);
-            same(slot, &out[first * width..][..n * width], &alone.out).unwrap();
-            same(slot, world.state_of(slot), &alone.state).unwrap();
-            first += n + 2;
-        }
-    });
+fn any_chunks<B: Place, A: Activation>(on: &B::Queue) {
+    for seed in 0..6 {
+        chunks::<B, A>(on, seed).unwrap();
+    }
+}
+
+pub fn several_prefills_of_a_launch_equal_those_alone<B: Place>(on: &B::Queue) {
+    for_types!(B, on, several_prefills);
+}
+
+fn several_prefills<B: Place, A: Activation>(on: &B::Queue) {
+    let p = flushing(small::<B>(), 2);
+    let mut rng = Rng::new(7);
+    let lengths = [70, 1, 9];
+    let streams = lengths.map(|n| Stream::<A>::random(&p, n, &mut rng));
+    let mut world = World::<B, A>::new(on, p);
+    let mut launch = Launch::new();
+    for (slot, stream) in [6, 0, 3].into_iter().zip(&streams) {
+        launch.push(&p, slot, 0, stream);
+        launch.push_padding(&p, 2);
+    }
+    let width = p.v_heads * p.v_dim;
+    let out = world.prefill(&launch);
+    let mut first = 0;
+    for ((slot, stream), n) in [6, 0, 3].into_iter().zip(&streams).zip(lengths) {
+        let alone = decode::<B, A>(on, &p, stream);
+        same(slot, &out[first * width..][..n * width], &alone.out).unwrap();
+        same(slot, &world.state_of(slot), &alone.state).unwrap();
+        first += n + 2;
+    }
 }

@@ -8,8 +8,8 @@
 //!
 //! Ids: `gdn/verify/MODEL/bB/tT` (B sequences of T rows), `gdn/overlapping/..` (each launch may begin before
 //! the last one ended), `gdn/flush/../fF` (stored when more than F tokens are pending), `gdn/grid/../gTILE`
-//! and `../hTILE` (generic and Hopper kernels), `gdn/prefill/MODEL/nROWS`. Without a GPU the CPU backend is
-//! timed on a few shapes.
+//! and `../hTILE` (generic and Hopper kernels), `gdn/prefill/MODEL/nROWS`; `gdn/chain` is in kernels-testkit.
+//! Without a GPU the CPU backend is timed on a few shapes.
 
 mod operands;
 mod rounds;

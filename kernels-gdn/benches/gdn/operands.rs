@@ -9,7 +9,8 @@ use kernels_testkit::rng::Rng;
 pub(crate) struct Pool<B: Backend> {
     state: B::Memory<f32>,
     journal: B::Memory<bf16>,
-    mixed: B::Memory<bf16>,
+    /// The convolution's output.
+    pub(crate) mixed: B::Memory<bf16>,
     gates: B::Memory<bf16>,
     out: B::Memory<bf16>,
 }
@@ -36,7 +37,11 @@ impl<B: Backend> Pool<B> {
 }
 
 /// Makes `memory` hold at least `len` random numbers.
-fn grow<B: Backend, T: Activation + Element>(queue: &B::Queue, memory: &mut B::Memory<T>, len: usize) {
+pub(crate) fn grow<B: Backend, T: Activation + Element>(
+    queue: &B::Queue,
+    memory: &mut B::Memory<T>,
+    len: usize,
+) {
     if B::len(memory) >= len {
         return;
     }
@@ -73,14 +78,14 @@ fn mixed_width(p: &Problem) -> usize {
 pub(crate) struct Operands<B: Backend> {
     problem: Problem,
     /// Sets of states, journals, inputs and outputs.
-    copies: usize,
-    rounds: usize,
+    pub(crate) copies: usize,
+    pub(crate) rounds: usize,
     heads: B::Memory<f32>,
     faults: B::Memory<u64>,
-    slots: B::Memory<i32>,
-    start: B::Memory<i32>,
+    pub(crate) slots: B::Memory<i32>,
+    pub(crate) start: B::Memory<i32>,
     folded: B::Memory<i32>,
-    offsets: B::Memory<i32>,
+    pub(crate) offsets: B::Memory<i32>,
 }
 
 impl<B: GdnBackend> Operands<B> {

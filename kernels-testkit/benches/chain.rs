@@ -1,0 +1,194 @@
+//! The convolution and the recurrence of a layer, one after the other: what a round pays for both.
+//!
+//! It lives here because no family depends on another. Operands and counters are those of kernels-gdn's own
+//! bench; the convolution writes the rows that the recurrence then reads.
+//!
+//! Ids: `gdn/chain/MODEL/bB/tT`, and `gdn/chain-overlapping/..` (each launch may begin before the last one
+//! ended). Bytes are those of both launches, though what lies between them need not leave the L2 cache.
+
+#[path = "../../kernels-gdn/benches/gdn/operands.rs"]
+mod operands;
+#[path = "../../kernels-gdn/benches/gdn/rounds.rs"]
+#[allow(dead_code, reason = "it also knows prefill, which has no chain here")]
+mod rounds;
+
+use kernels_conv::ConvBackend;
+use kernels_core::{Backend, Cpu, DeviceInfo, Result, Rows, Tensor, TensorMut, bf16, slots};
+use kernels_gdn::GdnBackend;
+use kernels_testkit::bench::Bench;
+use operands::{Operands, Pool, grow};
+use rounds::Rounds;
+
+const MODEL: &str = "qwen3.5-27b";
+const K_HEADS: usize = 16;
+const V_HEADS: usize = 48;
+const CHANNELS: usize = (2 * K_HEADS + V_HEADS) * 128;
+const TAPS: usize = 4;
+const FLUSH_AFTER: usize = 4;
+
+/// Both operations.
+struct Plans {
+    conv: kernels_conv::Verify,
+    gdn: kernels_gdn::Verify,
+}
+
+impl Plans {
+    fn new(sequences: usize, rows: usize, device: &DeviceInfo) -> Self {
+        let conv = kernels_conv::Problem {
+            sequences,
+            rows: sequences * rows,
+            channels: CHANNELS,
+            width: TAPS,
+            slots: sequences,
+            ring_rows: slots::conv_ring_rows(TAPS, rows),
+            max_rows: rows,
+            bias: false,
+            silu: true,
+        };
+        let gdn = kernels_gdn::Problem {
+            sequences,
+            rows: sequences * rows,
+            max_rows: rows,
+            k_heads: K_HEADS,
+            v_heads: V_HEADS,
+            k_dim: 128,
+            v_dim: 128,
+            slots: sequences,
+            journal_rows: slots::journal_rows(FLUSH_AFTER, rows),
+            flush_after: FLUSH_AFTER,
+        };
+        Plans {
+            conv: kernels_conv::Verify::plan(conv, device).expect("a valid problem"),
+            gdn: kernels_gdn::Verify::plan(gdn, device).expect("a valid problem"),
+        }
+    }
+
+    /// The recurrence's bytes; the convolution's inputs, outputs, new ring rows, history and taps.
+    fn bytes(&self, rounds: &Rounds) -> u64 {
+        let p = self.gdn.problem();
+        let conv = 2 * CHANNELS * (3 * p.rows + (TAPS - 1) * p.sequences + TAPS);
+        rounds.verify_bytes(p) + conv as u64
+    }
+}
+
+/// The large buffers of both.
+struct Memory<B: Backend> {
+    gdn: Pool<B>,
+    x: B::Memory<bf16>,
+    ring: B::Memory<bf16>,
+    weight: B::Memory<bf16>,
+}
+
+impl<B: Backend> Memory<B> {
+    fn new(queue: &B::Queue) -> Self {
+        let empty = || B::zeros(queue, 0).expect("nothing fits");
+        Memory { gdn: Pool::new(queue), x: empty(), ring: empty(), weight: empty() }
+    }
+}
+
+/// What one bench works on.
+struct Chain<B: Backend> {
+    gdn: Operands<B>,
+    faults: B::Memory<u64>,
+}
+
+impl<B: GdnBackend + ConvBackend> Chain<B> {
+    fn new(queue: &B::Queue, memory: &mut Memory<B>, plans: &Plans, copies: usize, rounds: &Rounds) -> Self {
+        let p = plans.conv.problem();
+        grow::<B, bf16>(queue, &mut memory.x, copies * p.rows * CHANNELS);
+        grow::<B, bf16>(queue, &mut memory.ring, copies * p.slots * p.ring_rows * CHANNELS);
+        grow::<B, bf16>(queue, &mut memory.weight, copies * CHANNELS * TAPS);
+        Chain {
+            gdn: Operands::new(queue, &mut memory.gdn, *plans.gdn.problem(), copies, rounds),
+            faults: B::zeros(queue, p.slots + 1).expect("a few numbers"),
+        }
+    }
+
+    /// Enqueues call number `call` of both.
+    fn run(&mut self, queue: &B::Queue, memory: &mut Memory<B>, plans: &Plans, call: usize) -> Result<()> {
+        let p = plans.conv.problem();
+        let (copy, round) = (call % self.gdn.copies, call % self.gdn.rounds);
+        let part = |len: usize| copy * len..(copy + 1) * len;
+        let (rows, ring) = (p.rows * CHANNELS, p.slots * p.ring_rows * CHANNELS);
+        let start = round * p.sequences..(round + 1) * p.sequences;
+        let mut mixed = B::view_mut(&mut memory.gdn.mixed);
+        let mut rings = B::view_mut(&mut memory.ring);
+        plans.conv.run(
+            queue,
+            kernels_conv::Args::<B> {
+                out: TensorMut::new(B::slice_mut(&mut mixed, part(rows)), [p.rows, CHANNELS]),
+                ring: TensorMut::new(B::slice_mut(&mut rings, part(ring)), [p.slots, p.ring_rows, CHANNELS]),
+                faults: TensorMut::of(&mut self.faults, [p.slots + 1]),
+                x: Tensor::new(B::slice(&B::view(&memory.x), part(rows)), [p.rows, CHANNELS]),
+                weight: Tensor::new(
+                    B::slice(&B::view(&memory.weight), part(CHANNELS * TAPS)),
+                    [CHANNELS, TAPS],
+                ),
+                bias: None,
+                rows: Rows {
+                    slots: Tensor::of(&self.gdn.slots, [p.sequences]),
+                    start: Tensor::new(B::slice(&B::view(&self.gdn.start), start), [p.sequences]),
+                    row_offsets: Tensor::of(&self.gdn.offsets, [p.sequences + 1]),
+                },
+            },
+        )?;
+        drop((mixed, rings));
+        self.gdn.with(&mut memory.gdn, call, |args| plans.gdn.run(queue, args))
+    }
+}
+
+fn main() {
+    let mut bench = Bench::from_args();
+    #[cfg(feature = "cuda")]
+    if bench.device().is_some() {
+        return cuda(&mut bench);
+    }
+    let mut memory = Memory::<Cpu>::new(&());
+    let plans = Plans::new(1, 4, &DeviceInfo::cpu());
+    let rounds = Rounds::simulate(1, 4, FLUSH_AFTER, 64);
+    let mut chain = Chain::new(&(), &mut memory, &plans, 1, &rounds);
+    let id = format!("gdn/chain/{MODEL}/b1/t4");
+    let mut call = 0..;
+    bench.cpu(&id, plans.bytes(&rounds), || {
+        let call = call.next().expect("it has no end");
+        chain.run(&(), &mut memory, &plans, call).expect(&id);
+    });
+    assert!(!chain.gdn.faulted(&()), "{id}: a round's counters are wrong");
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(bench: &mut Bench) {
+    use kernels_core::Cuda;
+    use kernels_testkit::timing::copies;
+    let device = bench.device().expect("there is one");
+    let (queue, info) = (device.queue.clone(), device.info.clone());
+    let mut memory = Memory::<Cuda>::new(&queue);
+    for sequences in [1, 8, 32, 64] {
+        for rows in [1, 3, 4] {
+            let plans = Plans::new(sequences, rows, &info);
+            let one = plans.bytes(&Rounds::settled(sequences)) as usize;
+            let needed = copies(bench.device().expect("there is one"), one);
+            let count = needed.max(16).max(256 / sequences);
+            let rounds = Rounds::simulate(sequences, rows, FLUSH_AFTER, count);
+            let early = Plans {
+                conv: plans.conv.clone().overlapping(true),
+                gdn: plans.gdn.clone().overlapping(true),
+            };
+            for (op, plans) in [("chain", &plans), ("chain-overlapping", &early)] {
+                let id = format!("gdn/{op}/{MODEL}/b{sequences}/t{rows}");
+                // Made at the first call: an id that the command line leaves out has none.
+                let mut chain = None;
+                bench.cuda(&id, plans.bytes(&rounds), count, |call| {
+                    chain.get_or_insert_with(|| Chain::new(&queue, &mut memory, plans, count, &rounds)).run(
+                        &queue,
+                        &mut memory,
+                        plans,
+                        call,
+                    )
+                });
+                let faulted = chain.is_some_and(|chain| chain.gdn.faulted(&queue));
+                assert!(!faulted, "{id}: a round's counters are wrong");
+            }
+        }
+    }
+}

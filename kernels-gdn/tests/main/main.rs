@@ -6,6 +6,8 @@
 mod accuracy;
 mod bite;
 mod bits;
+#[cfg(feature = "cuda")]
+mod device;
 mod golden;
 mod literal;
 mod place;
@@ -15,7 +17,7 @@ mod rounds;
 mod stream;
 mod world;
 
-use kernels_testkit::{both, runner::Suite};
+use kernels_testkit::{both, gpu, runner::Suite};
 
 fn main() {
     let mut suite = Suite::new();
@@ -44,6 +46,29 @@ fn main() {
     both!(suite, rounds::any_rounds_equal_decoding_at_every_flush_policy);
     both!(suite, rounds::prefill_in_any_chunks_equals_decoding);
     both!(suite, rounds::several_prefills_of_a_launch_equal_those_alone);
+    gpu!(suite, "cuda::device::any_division_of_a_sequence_gives_the_same_bits", |device| {
+        device::any_division_of_a_sequence_gives_the_same_bits(device)
+    });
+    gpu!(suite, "cuda::device::rounds_equal_the_cpu", |device| device::rounds_equal_the_cpu(device));
+    gpu!(suite, "cuda::device::real_heads_equal_the_cpu", |device| device::real_heads_equal_the_cpu(device));
+    gpu!(suite, "cuda::device::replays_equal_eager_runs", |device| device::replays_equal_eager_runs(device));
+    gpu!(suite, "cuda::device::overlapping_launches_wait", |device| device::overlapping_launches_wait(
+        device
+    ));
+    gpu!(suite, "cuda::device::slow_producers_are_waited_for", |device| {
+        device::slow_producers_are_waited_for(device)
+    });
+    gpu!(suite, "cuda::device::a_hundred_thousand_tokens_equal_decoding", |device| {
+        device::a_hundred_thousand_tokens_equal_decoding(device)
+    });
+    gpu!(suite, "cuda::device::offsets_are_64_bits", |device| device::offsets_are_64_bits(device));
+    gpu!(suite, "cuda::device::states_are_stored_by_the_rule_only", |device| {
+        device::states_are_stored_by_the_rule_only(device)
+    });
+    gpu!(suite, "cuda::device::faults_equal_the_cpus", |device| device::faults_equal_the_cpus(device));
+    gpu!(suite, "cuda::device::what_has_no_kernel_is_refused", |device| {
+        device::what_has_no_kernel_is_refused(device)
+    });
     bite::add(&mut suite);
     suite.run()
 }

@@ -298,7 +298,7 @@ fn bad_row_offsets<B: Place, A: Activation>(on: &B::Queue) {
             // The canaries around the outputs are looked after by every launch.
             let _ = world.run(kind, &launch);
             // The second sequence is sound where the first one ends below it.
-            let sound = usize::from(0 <= bad && bad <= 4);
+            let sound = usize::from((0..=4).contains(&bad));
             let stored = usize::from(kind == Kind::Prefill) * sound * p.state_len();
             assert_eq!(world.state().iter().filter(|s| !s.is_nan()).count(), stored);
             let journaled = usize::from(kind == Kind::Verify) * sound * 2;

@@ -105,6 +105,16 @@ impl<A: Activation> Launch<A> {
         self.rows.append(&Stream::poison(p, rows));
     }
 
+    /// Fills the launch up to fixed sizes, as a captured graph needs them.
+    #[cfg(feature = "cuda")]
+    pub fn filled(mut self, p: &Problem, sequences: usize, rows: usize) -> Self {
+        while self.slots.len() < sequences {
+            self.push_padding(p, 0);
+        }
+        self.add_unowned(p, rows - self.count(p));
+        self
+    }
+
     /// Rows, unowned ones included.
     pub fn count(&self, p: &Problem) -> usize {
         self.rows.tokens(p)

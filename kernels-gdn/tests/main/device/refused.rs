@@ -53,10 +53,23 @@ pub fn what_has_no_kernel_is_refused(device: &Device) {
     let fold = Fold::plan(p, &DeviceInfo::cpu()).unwrap();
     let refused = world.with_fold(&[0], |on, args| fold.run(on, args)).unwrap_err().to_string();
     assert_eq!(refused, "gdn::fold: device is the CPU; plan it for the CUDA device it runs on");
+    // Between the slots there is room for heads that lie apart, but no kernel takes them.
+    let verify = Verify::plan(sized, &device.info).unwrap();
+    let apart = world.with(|on, mut args| {
+        args.state.strides[1] += 2;
+        verify.run(on, args).unwrap_err().to_string()
+    });
+    assert!(apart.starts_with("gdn::verify: `state` has strides ["), "{apart}");
+    assert!(apart.ends_with("; heads of a slot must be packed on CUDA"), "{apart}");
+    let fold = Fold::plan(p, &device.info).unwrap();
+    let apart = world.with_fold(&[0], |on, mut args| {
+        args.state.strides[1] += 2;
+        fold.run(on, args).unwrap_err().to_string()
+    });
+    assert!(apart.ends_with("; heads of a slot must be packed on CUDA"), "{apart}");
     // The CPU runs anything of the right sizes, whatever it was planned for.
     let mut there = World::<Cpu, bf16>::new(&(), p);
     there.stage(&Launch::one(&p, 0, 0, Stream::random(&p, 2, &mut Rng::new(1))));
-    let verify = Verify::plan(sized, &device.info).unwrap();
     there.with(|on, args| verify.run(on, args)).unwrap();
 }
 

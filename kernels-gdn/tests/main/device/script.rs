@@ -153,21 +153,19 @@ impl Seen {
         }
     }
 
-    /// Panics if something that a script should go through never happened.
+    /// Panics if something that a long script should go through never happened.
     pub fn check(&self, p: &Problem, rounds: usize) {
-        let all = [
-            self.prefills,
-            self.folds,
-            self.without_rows,
-            self.padding,
-            self.rejections,
-            self.stores,
-            self.wraps,
-            if p.flush_after > 0 { self.retained } else { 1 },
-        ];
-        assert!(all.iter().all(|n| *n > 0), "the script was hollow: {self:?}");
-        assert!(self.verifications >= rounds, "{self:?}");
+        self.check_some(rounds);
+        assert!(p.flush_after == 0 || self.retained > 0, "the script was hollow: {self:?}");
         assert_eq!(self.longest_pending, p.flush_after + p.max_rows, "{self:?}");
         assert_eq!(self.most_tokens, p.flush_after + 2 * p.max_rows, "{self:?}");
+    }
+
+    /// The same for a short one, which need not come to the most extreme counts.
+    pub fn check_some(&self, rounds: usize) {
+        let Seen { prefills, folds, without_rows, padding, rejections, stores, wraps, .. } = *self;
+        let all = [prefills, folds, without_rows, padding, rejections, stores, wraps];
+        assert!(all.iter().all(|n| *n > 0), "the script was hollow: {self:?}");
+        assert!(self.verifications >= rounds, "{self:?}");
     }
 }

@@ -47,16 +47,63 @@ __device__ __forceinline__ float group_sum(float x) {
   return x;
 }
 
+// The same sums of kRows values at once, each ending in the lanes of its row: where a lane gives half of its
+// values away and gets the other lane's part of the half it keeps, a step costs half the shuffles of the last.
+// Additions pair the same lanes in the same order, so the bits are group_sum's.
+template <int kRows>
+__device__ __forceinline__ float scatter_sum(float (&x)[kRows], int lane) {
+  int values = kRows;
+#pragma unroll
+  for (int distance = 1; distance < kGroup; distance *= 2) {
+    if (values == 1) {
+      x[0] = __fadd_rn(x[0], __shfl_xor_sync(0xffffffffu, x[0], distance));
+      continue;
+    }
+    values /= 2;
+    const bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < values; ++i) {
+      const float given = upper ? x[i] : x[i + values], kept = upper ? x[i + values] : x[i];
+      x[i] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, given, distance));
+    }
+  }
+  return x[0];
+}
+
+// The row whose sums scatter_sum leaves in a lane: distance 1 decides its highest bit.
+template <int kRows>
+__device__ __forceinline__ int row_of(int lane) {
+  int row = 0;
+#pragma unroll
+  for (int values = kRows / 2, distance = 1; values > 0; values /= 2, distance *= 2) {
+    row += (lane & distance) != 0 ? values : 0;
+  }
+  return row;
+}
+
+// The first lane of a row.
+template <int kRows>
+constexpr __device__ int lane_of(int row) {
+  int lane = 0;
+  for (int values = kRows / 2, distance = 1; values > 0; values /= 2, distance *= 2) {
+    lane += row / values % 2 * distance;
+  }
+  return lane;
+}
+
 __device__ __forceinline__ float dot(const Slice& x, const Slice& y) { return group_sum(lane_sum(x, y)); }
 
-// x / |x| * scale.
-__device__ __forceinline__ void normalise(Slice& x, float scale) {
-  const float factor = __fmul_rn(rsqrt(__fadd_rn(dot(x, x), kNormEps)), scale);
+__device__ __forceinline__ void scale_by(Slice& x, float factor) {
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     x.at[j] = make_float4(__fmul_rn(x.at[j].x, factor), __fmul_rn(x.at[j].y, factor),
                           __fmul_rn(x.at[j].z, factor), __fmul_rn(x.at[j].w, factor));
   }
+}
+
+// What a vector of these squares is scaled by to have length `scale`.
+__device__ __forceinline__ float length_factor(float squares, float scale) {
+  return __fmul_rn(rsqrt(__fadd_rn(squares, kNormEps)), scale);
 }
 
 // exp(-(exp(a_log) softplus(a + dt_bias)))
@@ -90,36 +137,39 @@ __device__ __forceinline__ float output(float read, float u, const Gates& g) {
   return __fmaf_rn(g.decay, read, __fmul_rn(g.qk, u));
 }
 
-// A token that was accepted earlier: the state only.
+// A token that was accepted earlier: the state only. `value` belongs to the lane's row.
 template <int kRows>
-__device__ __forceinline__ void replay(Slice (&state)[kRows], const Slice& key, const Gates& g,
-                                       const float (&values)[kRows]) {
+__device__ __forceinline__ void replay(Slice (&state)[kRows], const Slice& key, const Gates& g, float value,
+                                       int lane) {
   float read[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) read[r] = lane_sum(state[r], key);
+  const float u = correction(scatter_sum(read, lane), value, g);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) read[r] = group_sum(read[r]);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) write(state[r], key, g.decay, correction(read[r], values[r], g));
+  for (int r = 0; r < kRows; ++r) {
+    write(state[r], key, g.decay, __shfl_sync(0xffffffffu, u, lane_of<kRows>(r), kGroup));
+  }
 }
 
-// A new token: the state, unless nobody needs it afterwards, and the outputs.
+// A new token: the output of the lane's row, and the state, unless nobody needs it afterwards.
 template <int kRows>
-__device__ __forceinline__ void step(Slice (&state)[kRows], const Slice& key, const Slice& query, const Gates& g,
-                                     const float (&values)[kRows], bool writes, float (&out)[kRows]) {
+__device__ __forceinline__ float step(Slice (&state)[kRows], const Slice& key, const Slice& query, const Gates& g,
+                                      float value, bool writes, int lane) {
   float read[kRows], seen[kRows];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) read[r] = lane_sum(state[r], key), seen[r] = lane_sum(state[r], query);
+  for (int r = 0; r < kRows; ++r) read[r] = lane_sum(state[r], key);
+  const float u = correction(scatter_sum(read, lane), value, g);
+  // Behind the shuffles, so that these sums fill their latency.
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) read[r] = group_sum(read[r]), seen[r] = group_sum(seen[r]);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) read[r] = correction(read[r], values[r], g);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) out[r] = output(seen[r], read[r], g);
+  for (int r = 0; r < kRows; ++r) seen[r] = lane_sum(state[r], query);
+  const float y = output(scatter_sum(seen, lane), u, g);
   if (writes) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) write(state[r], key, g.decay, read[r]);
+    for (int r = 0; r < kRows; ++r) {
+      write(state[r], key, g.decay, __shfl_sync(0xffffffffu, u, lane_of<kRows>(r), kGroup));
+    }
   }
+  return y;
 }
 
 }  // namespace lockstep::gdn

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels_gdn.h"
+#include "lockstep/divide.cuh"
 #include "lockstep/slots.cuh"
 #include "token.cuh"
 
@@ -13,28 +14,40 @@ constexpr int64_t kPositions = (int64_t(1) << 31) - 1;  // positions are i32
 
 enum class Mode { Verify, Prefill, Fold };
 
+// What a kernel gets: the operands, and the numbers it divides by.
+struct Params : ls_gdn_params {
+  Divider heads;         // value heads
+  Divider heads_of_key;  // value heads of a key head
+  Divider ring;          // journal rows
+
+  explicit Params(const ls_gdn_params& p)
+      : ls_gdn_params(p), heads(p.v_heads), heads_of_key(p.v_heads / p.k_heads), ring(p.journal_rows) {}
+};
+
 // Tokens in the order of their positions: first `pending` journal rows, then `count` rows of the launch.
 struct Work {
-  int64_t slot;
-  int64_t first;   // first row in the launch
+  int32_t slot;
+  int32_t first;   // first row in the launch
   int32_t folded;  // position of the first token
   int32_t pending;
   int32_t count;
-  bool live;       // false: touch nothing, write zeros
+  int32_t ring_row;  // journal row of the first token
+  bool live;         // false: touch nothing, write zeros
 
   __device__ __forceinline__ int32_t tokens() const { return pending + count; }
 };
 
-// Row `position` % journal_rows of a slot's journal.
-__device__ __forceinline__ __nv_bfloat16* journal_row(const ls_gdn_params& p, int64_t slot, int64_t position) {
-  const int64_t row = uint32_t(position) % uint32_t(p.journal_rows);
-  return static_cast<__nv_bfloat16*>(p.journal) + slot * p.journal_slot_stride + row * p.journal_row_stride;
+// The journal row of token `t`.
+__device__ __forceinline__ __nv_bfloat16* journal_row(const Params& p, const Work& w, int32_t t) {
+  // At most journal_rows tokens are replayed and written, so that they wrap once.
+  const int32_t row = w.ring_row + t < p.journal_rows ? w.ring_row + t : w.ring_row + t - p.journal_rows;
+  return static_cast<__nv_bfloat16*>(p.journal) + int64_t(w.slot) * p.journal_slot_stride + row * p.journal_row_stride;
 }
 
-// Reads and checks the counters of sequence `index`; the same answer in every thread. Exactly one thread of
-// the grid passes `report`.
+// Reads and checks the counters of sequence `index`; the same answer in every thread. Exactly one thread of the
+// grid passes `report`.
 template <Mode kMode>
-__device__ __forceinline__ Work work_of(const ls_gdn_params& p, int32_t index, bool report) {
+__device__ __forceinline__ Work work_at(const Params& p, int32_t index, bool report) {
   Work w{};
   int64_t end;  // position behind the pending tokens
   if constexpr (kMode == Mode::Fold) {
@@ -46,7 +59,7 @@ __device__ __forceinline__ Work work_of(const ls_gdn_params& p, int32_t index, b
     end = p.committed[slot];
   } else {
     const Sequence s = sequence_at(p.rows, index, kPositions, report);
-    w.slot = s.slot, w.first = s.first, w.count = s.count, w.live = s.live;
+    w.slot = int32_t(s.slot), w.first = int32_t(s.first), w.count = s.count, w.live = s.live;
     if (!w.live) return w;
     end = s.start;
   }
@@ -57,16 +70,19 @@ __device__ __forceinline__ Work work_of(const ls_gdn_params& p, int32_t index, b
   if (!w.live && report) {
     const int64_t low = -(int64_t(1) << 31), high = (int64_t(1) << 31) - 1;
     const int64_t value = pending < low ? low : pending > high ? high : pending;
-    record_fault(p.rows, FaultKind::Pending, int32_t(w.slot), int32_t(value));
+    record_fault(p.rows, FaultKind::Pending, w.slot, int32_t(value));
   }
   w.pending = w.live ? int32_t(pending) : 0;
+  uint32_t ring_row = 0;
+  p.ring.divide(w.live ? w.folded : 0, ring_row);
+  w.ring_row = int32_t(ring_row);
   if (kMode == Mode::Fold && pending == 0) w.live = false;
   return w;
 }
 
 // How many tokens are in the state when it is stored; -1: it is not stored.
 template <Mode kMode>
-__device__ __forceinline__ int32_t store_after(const ls_gdn_params& p, const Work& w) {
+__device__ __forceinline__ int32_t store_after(const Params& p, const Work& w) {
   if (kMode != Mode::Verify) return w.tokens();
   return flushes(w.pending, p.flush_after) ? w.pending : -1;
 }
@@ -80,15 +96,15 @@ struct Raw {
   const __nv_bfloat16* b;
 };
 
-__device__ __forceinline__ Raw raw_of(const ls_gdn_params& p, const Work& w, int32_t t, int32_t k_head,
+__device__ __forceinline__ Raw raw_of(const Params& p, const Work& w, int32_t t, int32_t k_head,
                                       int32_t v_head) {
   if (t < w.pending) {
-    const __nv_bfloat16* row = journal_row(p, w.slot, int64_t(w.folded) + t);
+    const __nv_bfloat16* row = journal_row(p, w, t);
     const __nv_bfloat16* v = row + p.k_heads * kHead;
     const __nv_bfloat16* a = v + p.v_heads * kHead;
     return {nullptr, row + k_head * kHead, v + v_head * kHead, a + v_head, a + p.v_heads + v_head};
   }
-  const int64_t row = w.first + (t - w.pending);
+  const int64_t row = int64_t(w.first) + (t - w.pending);
   const auto bf16 = [](const void* x) { return static_cast<const __nv_bfloat16*>(x); };
   return {bf16(p.q) + row * p.q_row_stride + k_head * p.q_head_stride,
           bf16(p.k) + row * p.k_row_stride + k_head * p.k_head_stride,

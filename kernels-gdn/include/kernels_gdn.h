@@ -43,7 +43,7 @@ typedef struct ls_gdn_params {
   int32_t v_heads;
   int32_t journal_rows;
   int32_t flush_after;    /* verify: store the state where more than this many tokens were pending       */
-  int32_t tile;           /* value elements of a block: 16, 32 or 64. Never changes a bit                */
+  int32_t tile;           /* smxx: value elements of a block, 16, 32 or 64. Never changes a bit          */
   int32_t multiprocessors; /* of the device: sm90 fills them. Never changes a bit                        */
   int32_t programmatic;   /* 1: may begin while the preceding kernel still runs                          */
 } ls_gdn_params;
@@ -55,7 +55,8 @@ int32_t ls_gdn_prefill_smxx(const ls_gdn_params* p, ls_stream_t stream);
 /* Replays folded[slot] .. committed[slot] of the given slots and stores. */
 int32_t ls_gdn_fold_smxx(const ls_gdn_params* p, ls_stream_t stream);
 
-/* The same verification, persistent, with the next state on its way by bulk copies. */
+/* The same verification by persistent blocks, with the next state on its way by bulk copies. Pointers of the
+ * state are multiples of 16 bytes for every slot. */
 int32_t ls_gdn_verify_sm90(const ls_gdn_params* p, ls_stream_t stream);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 //! The crate's only unsafe code: operands become pointers, and one launcher is called.
 
 use crate::{
-    Args, Fold, FoldArgs, GdnBackend, Prefill, Problem, Variant, Verify, fold,
+    Args, Fold, FoldArgs, GdnBackend, Grid, Prefill, Problem, Verify, fold,
     plan::{Deal, HEAD},
     prefill, sealed,
     sys::{self, ls_gdn_params, ls_rows},
@@ -28,9 +28,9 @@ impl sealed::Sealed for Cuda {}
 impl GdnBackend for Cuda {
     fn verify<A: Activation>(op: &Verify, on: &Arc<CudaStream>, args: Args<'_, Cuda, A>) -> Result<()> {
         let launch = Launch::new::<A>(verify::OP, op.problem(), op.deal, op.programmatic, on)?;
-        let kernel: Launcher = match launch.deal.grid.variant {
-            Variant::Generic => launcher!(ls_gdn_verify_smxx),
-            Variant::Hopper => launcher!(ls_gdn_verify_sm90),
+        let kernel: Launcher = match launch.deal.grid {
+            Grid::Generic { .. } => launcher!(ls_gdn_verify_smxx),
+            Grid::Hopper => launcher!(ls_gdn_verify_sm90),
         };
         launch.rows(args, kernel)
     }
@@ -261,7 +261,7 @@ impl<'a> Launch<'a> {
             v_heads: p.v_heads as i32,
             journal_rows: p.journal_rows as i32,
             flush_after: p.flush_after.min(i32::MAX as usize) as i32,
-            tile: self.deal.grid.tile as i32,
+            tile: if let Grid::Generic { tile } = self.deal.grid { tile as i32 } else { 0 },
             multiprocessors: self.deal.multiprocessors as i32,
             programmatic: i32::from(self.programmatic),
         }

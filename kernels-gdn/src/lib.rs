@@ -15,7 +15,7 @@ mod verify;
 
 pub use args::Args;
 pub use fold::{Fold, FoldArgs};
-pub use plan::{Grid, Problem, Variant};
+pub use plan::{Grid, Problem};
 pub use prefill::Prefill;
 pub use state_io::{export_state, import_state};
 pub use verify::Verify;

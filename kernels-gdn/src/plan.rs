@@ -31,11 +31,14 @@ pub struct Problem {
 
 /// How a launch is dealt to CUDA threads. No output bit depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// Which kernel.
-    pub variant: Variant,
-    /// Value elements of a block, which holds this many rows of a head's state: 16, 32 or 64.
-    pub tile: usize,
+pub enum Grid {
+    /// For compute capability 8.0 and everything after it: a block per tile of a head.
+    Generic {
+        /// Value elements of a block, which holds as many rows of the state: 16, 32 or 64.
+        tile: usize,
+    },
+    /// For Hopper: persistent blocks that hold a head each, with the next state on its way by a bulk copy.
+    Hopper,
 }
 
 /// A grid and what it is dealt to.
@@ -45,15 +48,6 @@ pub(crate) struct Deal {
     /// Persistent blocks fill them.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // the CUDA half alone asks
     pub(crate) multiprocessors: usize,
-}
-
-/// Kernels of one operation, with the same bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Variant {
-    /// For compute capability 8.0 and everything after it: a block per tile.
-    Generic,
-    /// For Hopper: persistent blocks, the next state on its way by bulk copies while this one is worked on.
-    Hopper,
 }
 
 /// The only head size that CUDA kernels have.
@@ -178,21 +172,85 @@ impl Problem {
         }
         let hopper = kernels == Kernels::Both && built.sm90a && arch == Arch::SM90;
         let grid = choice.unwrap_or_else(|| self.choose(device.multiprocessors, hopper));
-        if ![16, 32, 64].contains(&grid.tile) {
-            return Err(Error::invalid(op, "tile", grid.tile, "it must be 16, 32 or 64"));
-        }
-        if grid.variant == Variant::Hopper && !hopper {
-            let what = format!("the Hopper variant on {arch} in a build for {built}");
-            return Err(Error::Unsupported { op, what });
+        match grid {
+            Grid::Generic { tile: 16 | 32 | 64 } => {}
+            Grid::Generic { tile } => {
+                return Err(Error::invalid(op, "tile", tile, "it must be 16, 32 or 64"));
+            }
+            Grid::Hopper if hopper => {}
+            Grid::Hopper => {
+                let what = format!("the Hopper grid on {arch} in a build for {built}");
+                return Err(Error::Unsupported { op, what });
+            }
         }
         Ok(Some(Deal { grid, multiprocessors: device.multiprocessors }))
     }
 
-    /// Small tiles spread few states over the chip; large ones load a key once for more rows.
+    /// Persistent blocks where each gets more than one head; below that small tiles, which spread few heads
+    /// over the chip.
     fn choose(&self, multiprocessors: usize, hopper: bool) -> Grid {
-        let blocks = |tile: usize| self.sequences * self.v_heads * HEAD / tile;
-        let tile = [64, 32].into_iter().find(|tile| blocks(*tile) >= 4 * multiprocessors).unwrap_or(16);
-        let variant = if hopper && tile == 64 { Variant::Hopper } else { Variant::Generic };
-        Grid { variant, tile }
+        let heads = self.sequences * self.v_heads;
+        if hopper && heads >= 2 * multiprocessors {
+            return Grid::Hopper;
+        }
+        let tile = match heads * HEAD {
+            rows if rows >= 2 * multiprocessors * 64 => 64,
+            rows if rows >= multiprocessors * 32 => 32,
+            _ => 16,
+        };
+        Grid::Generic { tile }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OP: &str = "gdn::test";
+    const BOTH: Archs = Archs { sm80: true, sm90a: true };
+
+    fn problem(sequences: usize) -> Problem {
+        Problem {
+            sequences,
+            rows: 4 * sequences,
+            max_rows: 4,
+            k_heads: 16,
+            v_heads: 48,
+            k_dim: 128,
+            v_dim: 128,
+            slots: sequences,
+            journal_rows: 12,
+            flush_after: 4,
+        }
+    }
+
+    fn chosen(sequences: usize, device: &DeviceInfo, kernels: Kernels) -> Grid {
+        problem(sequences).deal(OP, device, None, BOTH, kernels).unwrap().unwrap().grid
+    }
+
+    #[test]
+    fn few_heads_are_spread_and_many_persist() {
+        let on_h200 = |sequences| chosen(sequences, &DeviceInfo::h200(), Kernels::Both);
+        assert_eq!(on_h200(1), Grid::Generic { tile: 32 });
+        assert_eq!(on_h200(2), Grid::Generic { tile: 32 });
+        // 132 multiprocessors: 264 half heads are there from 2.75 sequences of 48 heads on, 264 heads from 5.5.
+        assert_eq!(on_h200(3), Grid::Generic { tile: 64 });
+        assert_eq!(on_h200(5), Grid::Generic { tile: 64 });
+        assert_eq!(on_h200(6), Grid::Hopper);
+        let few = Problem { k_heads: 2, v_heads: 4, ..problem(1) };
+        let grid = few.deal(OP, &DeviceInfo::h200(), None, BOTH, Kernels::Both).unwrap().unwrap().grid;
+        assert_eq!(grid, Grid::Generic { tile: 16 });
+    }
+
+    #[test]
+    fn hopper_kernels_are_for_hopper() {
+        assert_eq!(chosen(64, &DeviceInfo::a100(), Kernels::Both), Grid::Generic { tile: 64 });
+        assert_eq!(chosen(64, &DeviceInfo::h200(), Kernels::Generic), Grid::Generic { tile: 64 });
+        let text = problem(64)
+            .deal(OP, &DeviceInfo::a100(), Some(Grid::Hopper), BOTH, Kernels::Both)
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("the Hopper grid on sm_80"), "{text}");
+        assert_eq!(problem(1).deal(OP, &DeviceInfo::cpu(), None, BOTH, Kernels::Both).unwrap(), None);
     }
 }

@@ -43,12 +43,27 @@ struct Barrier {
   }
 };
 
+// Between this thread's (or, behind a block's barrier, the block's) accesses to shared memory and its next bulk
+// copy into the same memory.
+__device__ __forceinline__ void fence_before_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Copies `bytes` (a multiple of 16) to shared memory; both addresses are aligned to 16.
 __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& done) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(&done))
                : "memory");
+}
+
+// Moves registers between the warpgroups of a block: what some give away, others may take. All warps of a group
+// call it; the counts are multiples of 8.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 }  // namespace lockstep

@@ -77,7 +77,7 @@ fn main() {
 mod cuda {
     use super::*;
     use kernels_core::{Backend, Cuda, Result};
-    use kernels_gdn::{Args, Grid, Variant};
+    use kernels_gdn::{Args, Grid};
     use kernels_testkit::timing::copies;
 
     const BATCHES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -106,16 +106,14 @@ mod cuda {
             }
         }
         for (sequences, rows) in pairs(&BATCHES[..7], &[1, 3, 8]) {
-            for (letter, variant) in [("g", Variant::Generic), ("h", Variant::Hopper)] {
-                for tile in [16, 32, 64] {
-                    let p = problem(model, sequences, rows, FLUSH_AFTER);
-                    // Not every chip and build has the Hopper variant.
-                    let Ok(op) = Verify::plan_with(p, &on.info(), Some(Grid { variant, tile })) else {
-                        continue;
-                    };
-                    let tail = format!("{}/b{sequences}/t{rows}/{letter}{tile}", model.0);
-                    on.verify(&format!("gdn/grid/{tail}"), &op);
-                }
+            let generic = [16, 32, 64].map(|tile| (format!("g{tile}"), Grid::Generic { tile }));
+            for (name, grid) in generic.into_iter().chain([("hopper".into(), Grid::Hopper)]) {
+                let p = problem(model, sequences, rows, FLUSH_AFTER);
+                // Not every chip and build has the Hopper grid.
+                let Ok(op) = Verify::plan_with(p, &on.info(), Some(grid)) else {
+                    continue;
+                };
+                on.verify(&format!("gdn/grid/{}/b{sequences}/t{rows}/{name}", model.0), &op);
             }
         }
         for model in MODELS {

@@ -1,135 +1,172 @@
-// Persistent blocks: four warps hold a tile's state in registers and run its tokens; a fifth is a unit ahead. It
-// reads the counters, has the next state brought to shared memory by one bulk copy, and prepares the tokens.
+// Persistent blocks of two warpgroups. The runners hold a whole head's state in registers, eight rows per group of
+// lanes, and do nothing but run tokens over it. In the other warpgroup one warp, the bringer, has the next head's
+// state copied to shared memory, and three warps prepare and journal the tokens of the next heads, four at a time.
 #pragma once
 
-#include "lockstep/launch.cuh"
 #include "lockstep/mbarrier.cuh"
 #include "lockstep/pdl.cuh"
 #include "tile.cuh"
 
 namespace lockstep::gdn {
 
-constexpr int kThreads = (kWarps + 1) * 32;
-constexpr int kStages = 2;  // prepared chunks
-constexpr int kBlocksOfMultiprocessor = 3;
+constexpr int kResident = 2;              // blocks of a multiprocessor
+constexpr int kRows = 8;                  // of the state per group of lanes: four warps hold a head
+constexpr int kChunk = kGroupsOfWarp;     // tokens a warp prepares at a time
+constexpr int kPreparers = 3;
+constexpr int kStages = 2 * kPreparers;   // chunks in shared memory: preparer i fills i and i + kPreparers
+// Of a thread; together half a multiprocessor's for 128 threads each.
+constexpr int kRunnerRegisters = 176, kHelperRegisters = 80;
 
-// What the preparing warp says of a chunk.
+// A chunk as its runners need it.
 struct Header {
-  Work work;
-  int32_t unit;  // -1: nothing more comes
-  int32_t from;  // first token of the chunk
+  float* state;          // the head's
+  __nv_bfloat16* out;    // where the first token's output would be
+  int32_t tokens;        // of the chunk
+  int32_t pending;       // the first of them, which are replayed
+  int32_t store_before;  // the state is stored before this token of the chunk; `tokens`: behind the last one
+  bool last;             // chunk of its head
 };
 
-template <int kTile>
 struct Shared {
-  float state[kTile][kHead];
-  Chunk<kTile> chunks[kStages];
+  float state[kHead][kHead];
+  Prepared<kChunk, kHead> prepared[kStages];
   Header headers[kStages];
-  Barrier chunk_full[kStages], chunk_free[kStages];
+  Barrier full[kStages], free[kStages];  // of a chunk
   Barrier state_full, state_free;
+  int32_t state_is;  // what state_full means
 };
 
-// A ring position: the stage, and the parity of its phase.
-struct Cursor {
-  uint32_t count = 0;
-  __device__ __forceinline__ uint32_t stage() const { return count % kStages; }
-  __device__ __forceinline__ uint32_t parity() const { return count / kStages % 2; }
+// What the runners find behind state_full.
+enum State : int32_t { kEnd, kZero, kLoaded };
+
+// The heads of all sequences and one more for the rows of nobody, dealt to blocks in turn.
+struct Walk {
+  uint32_t unit = blockIdx.x;
+  int32_t index;  // of the sequence
+  uint32_t head;  // of its value heads
+
+  __device__ __forceinline__ explicit Walk(const Params& p) { find(p); }
+  __device__ __forceinline__ void move_on(const Params& p) {
+    unit += p.multiprocessors * kResident;  // the grid, where there are that many units
+    find(p);
+  }
+
+ private:
+  __device__ __forceinline__ void find(const Params& p) { index = int32_t(p.heads.divide(unit, head)); }
 };
 
-template <int kRows>
-__device__ __forceinline__ void prepare(const ls_gdn_params& p, Shared<kGroups * kRows>& shared) {
-  constexpr int kTile = kGroups * kRows;
+// A warp's arrival, behind what its lanes did.
+__device__ __forceinline__ void warp_arrives(Barrier& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier.arrive();
+}
+
+__device__ __forceinline__ void bring(const Params& p, Shared& shared) {
+  const int lane = threadIdx.x % 32;
+  uint32_t states = 0;  // brought so far
+  for (Walk walk(p); walk.index <= p.rows.sequences; walk.move_on(p)) {
+    const Place at(p, walk.head, kHead);
+    const bool nobody = walk.index == p.rows.sequences;
+    const Work w = nobody ? Work{} : work_at<Mode::Verify>(p, walk.index, walk.head == 0 && lane == 0);
+    if (w.live) {
+      shared.state_free.wait((states++ + 1) % 2);
+      if (lane == 0) {
+        // With nothing folded the state is zero by definition, whatever its memory holds.
+        shared.state_is = w.folded > 0 ? kLoaded : kZero;
+        fence_before_bulk();
+        shared.state_full.arrive_and_expect(w.folded > 0 ? sizeof(shared.state) : 0);
+        if (w.folded > 0) bulk_load(shared.state, state_of(p, w, at, 0), sizeof(shared.state), shared.state_full);
+      }
+      continue;
+    }
+    const int64_t from = nobody ? unowned_from(p.rows) : w.first, end = nobody ? p.rows.row_count : w.first + w.count;
+    for (int64_t row = from; row < end; ++row) {
+      for (int i = lane; i < kHead; i += 32) out_of(p, at, i)[row * p.out_row_stride] = __float2bfloat16_rn(0.0f);
+    }
+  }
+  shared.state_free.wait((states + 1) % 2);
+  if (lane == 0) {
+    shared.state_is = kEnd;
+    shared.state_full.arrive();
+  }
+}
+
+__device__ __forceinline__ void prepare(const Params& p, int preparer, Shared& shared) {
   const int warp_lane = threadIdx.x % 32, lane = warp_lane % kGroup, group = warp_lane / kGroup;
-  const int32_t tiles = p.v_heads * (kHead / kTile), units = tiles * (p.rows.sequences + 1);
-  Cursor chunk;
-  uint32_t states = 0;  // loads of the state so far
-  for (int32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const int32_t index = unit / tiles, tile = unit - index * tiles;
-    const Place at(p, tile, kTile);
-    const auto zero_tile = [&](int64_t from, int64_t end) {
-      for (int i = 0; i < kWarps; ++i) {
-        const int row = (i * kGroupsOfWarp + group) * kRows;
-        zero<kRows>(p, from, end, lane, out_of(p, at, row));
-      }
-    };
-    if (index == p.rows.sequences) {
-      zero_tile(unowned_from(p.rows), p.rows.row_count);
-      continue;
-    }
-    const Work w = work_of<Mode::Verify>(p, index, tile == 0 && warp_lane == 0);
-    if (!w.live) {
-      zero_tile(w.first, w.first + w.count);
-      continue;
-    }
-    if (w.folded > 0) {
-      shared.state_free.wait((states + 1) % 2);
+  int32_t from = preparer * kChunk;  // token at which this warp's next chunk begins
+  uint32_t filled = 0;               // chunks so far
+  for (Walk walk(p); walk.index < p.rows.sequences; walk.move_on(p)) {
+    const Place at(p, walk.head, kHead);
+    const Work w = work_at<Mode::Verify>(p, walk.index, false);
+    if (!w.live) continue;
+    const int32_t tokens = w.tokens();
+    for (; from < tokens; from += kPreparers * kChunk) {
+      const int32_t here = min(tokens - from, kChunk);
+      const uint32_t stage = preparer + filled % 2 * kPreparers, parity = filled / 2 % 2;
+      Token<kHead> token;
+      token.load(p, w, at, from + group, lane);
+      shared.free[stage].wait(parity ^ 1);
       if (warp_lane == 0) {
-        shared.state_full.arrive_and_expect(sizeof(shared.state));
-        bulk_load(shared.state, state_of(p, w, at, 0), sizeof(shared.state), shared.state_full);
+        const int32_t storing = store_after<Mode::Verify>(p, w) - from;
+        shared.headers[stage] = {state_of(p, w, at, 0),
+                                 out_of(p, at, 0) + (int64_t(w.first) + from - w.pending) * p.out_row_stride,
+                                 here,
+                                 w.pending - from,
+                                 storing,
+                                 from + here == tokens};
       }
-      ++states;
+      token.finish<Mode::Verify>(p, w, at, from + group, group, lane, shared.prepared[stage]);
+      warp_arrives(shared.full[stage]);
+      ++filled;
     }
-    for (int32_t from = 0; from < w.tokens(); from += kChunk, ++chunk.count) {
-      const int32_t here = min(w.tokens() - from, kChunk);
-      Token<kTile, Mode::Verify> token;
-      token.load(p, w, at, group < here ? from + group : w.tokens(), lane);
-      shared.chunk_free[chunk.stage()].wait((chunk.parity() + 1) % 2);
-      for (int32_t i = group; i - group < here; i += kGroupsOfWarp) {
-        Token<kTile, Mode::Verify> next;
-        const int32_t following = i + kGroupsOfWarp;
-        next.load(p, w, at, following < here ? from + following : w.tokens(), lane);
-        token.finish(p, w, at, from + i, i, lane, shared.chunks[chunk.stage()]);
-        token = next;
-      }
-      if (warp_lane == 0) shared.headers[chunk.stage()] = {w, unit, from};
-      shared.chunk_full[chunk.stage()].arrive();
-    }
+    from -= ceil_div(tokens, kChunk) * kChunk;
   }
-  shared.chunk_free[chunk.stage()].wait((chunk.parity() + 1) % 2);
-  if (warp_lane == 0) shared.headers[chunk.stage()].unit = -1;
-  shared.chunk_full[chunk.stage()].arrive();
 }
 
-template <int kRows>
-__device__ __forceinline__ void run(const ls_gdn_params& p, Shared<kGroups * kRows>& shared) {
-  constexpr int kTile = kGroups * kRows;
-  const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, first_row = group * kRows;
-  const bool leads = threadIdx.x % 32 == 0;
-  const int32_t tiles = p.v_heads * (kHead / kTile);
+__device__ __forceinline__ void run(const Params& p, Shared& shared) {
+  const int lane = threadIdx.x % kGroup, first_row = threadIdx.x / kGroup * kRows;
+  const int row = first_row + row_of<kRows>(lane);  // whose sums this lane ends up with
   Rows<kRows> rows;
-  uint32_t states = 0;
-  for (Cursor chunk;; ++chunk.count) {
-    shared.chunk_full[chunk.stage()].wait(chunk.parity());
-    const Header header = shared.headers[chunk.stage()];
-    if (header.unit < 0) return;
-    const Work& w = header.work;
-    const Place at(p, header.unit % tiles, kTile);
-    if (header.from == 0) {
-      if (w.folded > 0) {
-        shared.state_full.wait(states % 2);
-        ++states;
-        rows.load(shared.state[first_row], lane);
-        __syncwarp();
-        if (leads) shared.state_free.arrive();
-      } else {
-        rows.clear();
-      }
+  uint32_t parity = 0;
+  int stage = 0;
+  for (uint32_t states = 0;; ++states) {
+    // The state first: the bringer can then go on while the tokens are still being prepared.
+    shared.state_full.wait(states % 2);
+    const int32_t found = shared.state_is;
+    if (found == kEnd) return;
+    if (found == kZero) {
+      rows.clear();
+    } else {
+      rows.load(shared.state[first_row], lane);
     }
-    advance<kRows, kTile>(p, w, header.from, store_after<Mode::Verify>(p, w), shared.chunks[chunk.stage()],
-                          first_row, lane, rows, state_of(p, w, at, first_row), out_of(p, at, first_row));
-    __syncwarp();
-    if (leads) shared.chunk_free[chunk.stage()].arrive();
+    warp_arrives(shared.state_free);
+    for (bool last = false; !last;) {
+      shared.full[stage].wait(parity);
+      const Header h = shared.headers[stage];
+      last = h.last;
+      float* const state_at = h.state + first_row * kHead;
+      __nv_bfloat16* out = h.out + row;
+      for (int32_t i = 0; i < h.tokens; ++i, out += p.out_row_stride) {
+        if (i == h.store_before) rows.store(state_at, lane);
+        const bool replayed = i < h.pending;
+        // The state behind the last row is needed by nobody: a verification never stores it.
+        const bool writes = i + 1 < h.tokens || !last;
+        const float y = advance(rows, shared.prepared[stage], i, row, replayed, writes, lane);
+        if (!replayed) *out = __float2bfloat16_rn(y);
+      }
+      warp_arrives(shared.free[stage]);
+      if (++stage == kStages) stage = 0, parity ^= 1;
+    }
   }
 }
 
-template <int kRows>
-__global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor) persistent(const ls_gdn_params p) {
+__global__ void __launch_bounds__(2 * kThreads, kResident) persistent(const Params p) {
   extern __shared__ __align__(128) uint8_t bytes[];
-  auto& shared = *reinterpret_cast<Shared<kGroups * kRows>*>(bytes);
+  Shared& shared = *reinterpret_cast<Shared*>(bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      shared.chunk_full[i].init(32);
-      shared.chunk_free[i].init(kWarps);
+      shared.full[i].init(1);
+      shared.free[i].init(kWarps);
     }
     shared.state_full.init(1);
     shared.state_free.init(kWarps);
@@ -138,23 +175,27 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor) persistent(
   __syncthreads();
   pdl::wait();
   pdl::launch_dependents();
-  if (threadIdx.x < kWarps * 32) {
-    run<kRows>(p, shared);
+  const int warp = threadIdx.x / 32;
+  if (warp < kWarps) {
+    take_registers<kRunnerRegisters>();
+    run(p, shared);
   } else {
-    prepare<kRows>(p, shared);
+    give_registers<kHelperRegisters>();
+    if (warp == kWarps) {
+      bring(p, shared);
+    } else {
+      prepare(p, warp - kWarps - 1, shared);
+    }
   }
 }
 
-template <int kRows>
-int32_t launch_persistent(const ls_gdn_params& p, ls_stream_t stream) {
-  constexpr int kBytes = sizeof(Shared<kGroups * kRows>);
-  const auto kernel = persistent<kRows>;
+inline int32_t launch_persistent(const ls_gdn_params& p, ls_stream_t stream) {
   const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      cudaFuncSetAttribute(persistent, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
   if (status != cudaSuccess) return int32_t(status);
-  const int units = p.v_heads * (kHead / (kGroups * kRows)) * (p.rows.sequences + 1);
-  const int blocks = p.multiprocessors * kBlocksOfMultiprocessor;
-  return launch(kernel, units < blocks ? units : blocks, kThreads, kBytes, stream, p.programmatic != 0, p);
+  const int units = p.v_heads * (p.rows.sequences + 1), blocks = p.multiprocessors * kResident;
+  return launch(persistent, units < blocks ? units : blocks, 2 * kThreads, sizeof(Shared), stream,
+                p.programmatic != 0, Params(p));
 }
 
 }  // namespace lockstep::gdn

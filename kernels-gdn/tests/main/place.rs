@@ -1,7 +1,7 @@
 //! The backends under test, and the sizes that each of them takes.
 
 use kernels_core::{Cpu, DeviceInfo, slots};
-use kernels_gdn::{GdnBackend, Problem};
+use kernels_gdn::{GdnBackend, Grid, Problem};
 
 /// A backend that can say what it runs on.
 pub trait Place: GdnBackend {
@@ -65,4 +65,12 @@ pub fn small<B: Place>() -> Problem {
 /// `problem` with another flush policy and the journal that it needs at least.
 pub fn flushing(problem: Problem, flush_after: usize) -> Problem {
     Problem { flush_after, journal_rows: slots::journal_rows(flush_after, problem.max_rows), ..problem }
+}
+
+/// The grid of an operation that has generic kernels only, beside one of [`kernels_gdn::Verify`].
+pub fn generic(grid: Grid) -> Grid {
+    match grid {
+        Grid::Hopper => Grid::Generic { tile: 64 },
+        tile => tile,
+    }
 }

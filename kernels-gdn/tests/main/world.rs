@@ -1,10 +1,10 @@
 //! The memory of all slots on a backend, with poison wherever nothing may be read and canaries wherever
 //! nothing may be written.
 
-use crate::place::{Place, flushing};
+use crate::place::{Place, flushing, generic};
 use crate::stream::{Launch, Stream, mixed_width};
 use kernels_core::{Activation, DeviceInfo, Element, Result, Rows, Tensor, TensorMut, slots};
-use kernels_gdn::{Args, Fold, FoldArgs, Grid, Prefill, Problem, Variant, Verify};
+use kernels_gdn::{Args, Fold, FoldArgs, Grid, Prefill, Problem, Verify};
 use kernels_testkit::{
     compare::first_difference,
     guard::{Guarded, poison},
@@ -207,9 +207,9 @@ impl<B: Place, A: Activation> World<B, A> {
         }
     }
 
-    /// Prefill and fold come in one variant only.
+    /// Prefill and fold have generic kernels only.
     fn generic(&self) -> Option<Grid> {
-        self.grid.map(|grid| Grid { variant: Variant::Generic, ..grid })
+        self.grid.map(generic)
     }
 
     /// Outputs `[rows, v_heads * v_dim]` of the staged launch; asserts that nothing around them was written.

@@ -3,10 +3,10 @@
 use super::grids;
 use super::raw::{Inputs, Memory, Slice};
 use super::script::{Author, LONGEST_CHUNK, Step};
-use crate::place::{flushing, small};
+use crate::place::{flushing, generic, small};
 use crate::world::{Kind, World, same};
 use kernels_core::{Backend, Cuda, Result, Rows, Tensor, TensorMut, bf16, slots};
-use kernels_gdn::{Fold, Grid, Prefill, Problem, Variant, Verify};
+use kernels_gdn::{Fold, Grid, Prefill, Problem, Verify};
 use kernels_testkit::{compare::assert_same_bits, device::Device, guard::poison, rng::Rng};
 use std::time::{Duration, Instant};
 
@@ -138,7 +138,7 @@ impl<'a> Chain<'a> {
         buffers: &mut [Slice<bf16>; 2],
     ) -> Result<()> {
         let (p, info, on) = (self.problem, &self.device.info, &self.device.queue);
-        let generic = Some(Grid { variant: Variant::Generic, ..grid });
+        let generic = Some(generic(grid));
         let verify = Verify::plan_with(p, info, Some(grid))?.overlapping(overlapping);
         let prefill = Prefill::plan_with(p, info, generic)?.overlapping(overlapping);
         let fold = Fold::plan_with(p, info, generic)?.overlapping(overlapping);
@@ -263,7 +263,7 @@ pub fn slow_producers_are_waited_for(device: &Device) {
                 op.overlapping(overlapping).run(on, memory.args(rest)).unwrap();
             }
             Kind::Prefill => {
-                let generic = Grid { variant: Variant::Generic, ..grid };
+                let generic = generic(grid);
                 let op = Prefill::plan_with(quick, &device.info, Some(generic)).unwrap();
                 op.overlapping(overlapping).run(on, memory.args(rest)).unwrap();
             }

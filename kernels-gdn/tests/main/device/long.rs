@@ -5,7 +5,7 @@ use super::raw::{Inputs, Memory};
 use crate::place::{flushing, small};
 use crate::stream::mixed_width;
 use kernels_core::{Backend, Cuda, Rows, Tensor, TensorMut, bf16, slots};
-use kernels_gdn::{Fold, Grid, Problem, Variant, Verify};
+use kernels_gdn::{Fold, Grid, Problem, Verify};
 use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng};
 
 const TOKENS: usize = 100_000;
@@ -35,7 +35,7 @@ pub fn a_hundred_thousand_tokens_equal_decoding(device: &Device) {
         .map(|start| Round { start, folded: start.saturating_sub(1), rows: 1, accepted: 1 })
         .collect();
     let inputs = Inputs::upload(device, &p, &mixed, &a, &b);
-    let generic = Grid { variant: Variant::Generic, tile: 16 };
+    let generic = Grid::Generic { tile: 16 };
     let want = play(device, single, generic, &inputs, &singles, TOKENS - 1);
     assert!(want.0.iter().all(|x| x.is_finite()));
 

@@ -2,12 +2,12 @@
 
 use super::grids;
 use super::raw::{Inputs, Memory};
-use crate::place::{Place, flushing, small};
+use crate::place::{Place, flushing, generic, small};
 use crate::stream::{Launch, Stream, mixed_width};
 use crate::world::{Kind, World, decode, same};
 use kernels_core::slots::{Fault, FaultKind};
 use kernels_core::{Backend, Cpu, Cuda, Rows, Tensor, TensorMut, bf16};
-use kernels_gdn::{Fold, Grid, Prefill, Problem, Variant, Verify};
+use kernels_gdn::{Fold, Prefill, Problem, Verify};
 use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng};
 
 /// A second slot whose state and journal lie beyond 2^31 elements, and so beyond 2^31 bytes.
@@ -31,7 +31,7 @@ pub fn offsets_are_64_bits(device: &Device) {
     let mut memory = Memory::with_strides(device, p, FAR, FAR);
     let integers = |x: &[i32]| Cuda::upload(on, x).unwrap();
     for grid in grids(device) {
-        let generic = Some(Grid { variant: Variant::Generic, ..grid });
+        let generic = Some(generic(grid));
         let mut cpu = World::<Cpu, bf16>::new(&(), p);
         let slots = integers(&[1]);
         for (kind, start, t, kept) in steps {

@@ -22,18 +22,16 @@ pub use refused::what_has_no_kernel_is_refused;
 
 use crate::place::{flushing, small};
 use kernels_core::{Arch, Cuda};
-use kernels_gdn::{Grid, Variant, Verify};
+use kernels_gdn::{Grid, Verify};
 use kernels_testkit::device::Device;
 
 /// Every grid that this build has on the device.
 fn grids(device: &Device) -> Vec<Grid> {
     let p = flushing(small::<Cuda>(), 0);
-    let all = [Variant::Generic, Variant::Hopper]
-        .into_iter()
-        .flat_map(|variant| [16, 32, 64].map(|tile| Grid { variant, tile }));
+    let all = [16, 32, 64].map(|tile| Grid::Generic { tile }).into_iter().chain([Grid::Hopper]);
     let grids: Vec<Grid> =
         all.filter(|grid| Verify::plan_with(p, &device.info, Some(*grid)).is_ok()).collect();
     let hopper = cfg!(kernels_sm90) && device.info.arch == Some(Arch::SM90);
-    assert_eq!(grids.len(), if hopper { 6 } else { 3 }, "{grids:?}");
+    assert_eq!(grids.len(), if hopper { 4 } else { 3 }, "{grids:?}");
     grids
 }

@@ -4,7 +4,7 @@ use crate::place::{flushing, small};
 use crate::stream::{Launch, Stream};
 use crate::world::{Kind, World};
 use kernels_core::{Activation, Arch, Cpu, Cuda, DeviceInfo, bf16, f16};
-use kernels_gdn::{Fold, Grid, Prefill, Problem, Variant, Verify};
+use kernels_gdn::{Fold, Grid, Prefill, Problem, Verify};
 use kernels_testkit::{device::Device, rng::Rng};
 
 pub fn what_has_no_kernel_is_refused(device: &Device) {
@@ -29,16 +29,16 @@ pub fn what_has_no_kernel_is_refused(device: &Device) {
         text(Problem { v_dim: 256, ..p }, &device.info, None),
         "gdn::verify: v_dim = 256 on CUDA (128 is) is not supported"
     );
-    let odd = Grid { variant: Variant::Generic, tile: 48 };
+    let odd = Grid::Generic { tile: 48 };
     assert_eq!(text(p, &device.info, Some(odd)), "gdn::verify: tile is 48; it must be 16, 32 or 64");
     let old = DeviceInfo { arch: Some(Arch { major: 7, minor: 5 }), ..device.info.clone() };
     assert!(text(p, &old, None).starts_with("gdn::verify: device is sm_75, this build has "));
-    let hopper = Some(Grid { variant: Variant::Hopper, tile: 32 });
+    let hopper = Some(Grid::Hopper);
     let other = DeviceInfo { arch: Some(Arch { major: 10, minor: 0 }), ..device.info.clone() };
     let newer = Verify::plan_with(p, &other, hopper).unwrap_err().to_string();
-    assert!(newer.contains("the Hopper variant on sm_100") || newer.contains("this build has"), "{newer}");
-    assert!(Prefill::plan_with(p, &device.info, hopper).is_err(), "prefill comes in one variant");
-    assert!(Fold::plan_with(p, &device.info, hopper).is_err(), "fold comes in one variant");
+    assert!(newer.contains("the Hopper grid on sm_100") || newer.contains("this build has"), "{newer}");
+    assert!(Prefill::plan_with(p, &device.info, hopper).is_err(), "prefill has generic kernels");
+    assert!(Fold::plan_with(p, &device.info, hopper).is_err(), "fold has generic kernels");
 
     // An operation planned for the CPU does not run on the device.
     let mut world = World::<Cuda, bf16>::new(&device.queue, p);

@@ -13,8 +13,8 @@ pub const PAD: i32 = -1;
 /// Which rows of a ragged launch belong to which sequence, as device data.
 ///
 /// Sequence `i` owns rows `row_offsets[i]..row_offsets[i + 1]`, which stand at positions `start[i]..`.
-/// A negative slot means: skip, read nothing, write zeros as output. Rows at and beyond
-/// `row_offsets[sequences]` belong to nobody and are treated like skipped ones.
+/// A negative slot means: skip, read nothing, write zeros as output. Rows behind those of every sequence
+/// belong to nobody and are treated like skipped ones.
 #[derive(Debug)]
 pub struct Rows<'a, B: Backend> {
     /// `[sequences]`: state slot, negative = skip.
@@ -78,10 +78,10 @@ impl Rows<'_, Cpu> {
     ) -> Sequence {
         let (slot, start) = (self.slots.at([index]), self.start.at([index]));
         let (first, end) = (self.row_offsets.at([index]), self.row_offsets.at([index + 1]));
-        let valid = 0 <= first && first <= end && end as usize <= bounds.rows;
+        let owned = owned_rows(first, end, bounds.rows);
         // A bad offset owns no rows at all: nothing may be written through it, not even zeros.
-        let rows = if valid { first as usize..end as usize } else { 0..0 };
-        let fault = if !valid {
+        let rows = owned.clone().unwrap_or(0..0);
+        let fault = if owned.is_none() {
             Some((FaultKind::RowOffsets, end))
         } else if slot < 0 {
             None
@@ -99,11 +99,22 @@ impl Rows<'_, Cpu> {
         Sequence { index, slot: live.then_some(slot as usize), start: start.max(0) as usize, rows }
     }
 
-    /// The rows that belong to no sequence.
+    /// The rows that belong to no sequence: those behind the largest end among the offsets that are sound.
+    ///
+    /// The last offset does not say it: below an earlier one, which is a fault of the last sequence, it would
+    /// give rows of a sound sequence to nobody.
     pub fn unowned(&self, rows: usize) -> Range<usize> {
-        let end = self.row_offsets.at([self.sequences()]);
-        (end.max(0) as usize).min(rows)..rows
+        let owned = |index: usize| {
+            let (first, end) = (self.row_offsets.at([index]), self.row_offsets.at([index + 1]));
+            owned_rows(first, end, rows).map_or(0, |owned| owned.end)
+        };
+        (0..self.sequences()).map(owned).max().unwrap_or(0)..rows
     }
+}
+
+/// The rows between two neighbouring offsets, if they are sound in a launch of `rows` rows.
+fn owned_rows(first: i32, end: i32, rows: usize) -> Option<Range<usize>> {
+    (0 <= first && first <= end && end as usize <= rows).then_some(first as usize..end as usize)
 }
 
 /// What the numbers of a launch must stay below.
@@ -253,7 +264,31 @@ mod tests {
         assert_eq!(rows.sequence(0, bounds, &mut faults).rows, 0..2);
         assert_eq!(rows.sequence(1, bounds, &mut faults).rows, 0..0);
         assert_eq!(rows.sequence(2, bounds, &mut faults).slot, None);
-        assert_eq!(rows.unowned(5), 4..5);
+        assert_eq!(rows.unowned(5), 2..5);
         assert_ne!(words[1], 0);
+    }
+
+    #[test]
+    fn rows_of_nobody_begin_behind_every_sound_sequence() {
+        for (offsets, unowned) in [
+            ([0, 2, 3, 4], 4..6),
+            ([0, 0, 0, 0], 0..6),
+            ([0, 6, 6, 6], 6..6),
+            ([0, 2, 4, 2], 4..6),
+            ([0, 4, 2, 3], 4..6),
+            ([0, 4, 4, -1], 4..6),
+            ([0, 4, 4, 7], 4..6),
+            ([0, 4, i32::MAX, i32::MIN], 4..6),
+            ([-1, 4, 3, 2], 0..6),
+            ([-2, -1, 7, 9], 0..6),
+        ] {
+            let padding = [PAD; 3];
+            let rows = Rows::<Cpu> {
+                slots: Tensor::new(&padding[..], [3]),
+                start: Tensor::new(&[0; 3][..], [3]),
+                row_offsets: Tensor::new(&offsets[..], [4]),
+            };
+            assert_eq!(rows.unowned(6), unowned, "{offsets:?}");
+        }
     }
 }

@@ -161,6 +161,31 @@ pub fn wrong_device_data_is_recorded<B: Place>(queue: &B::Queue) {
         }
     }
     offsets_out_of_range::<B>(queue, p, &parameters);
+    offsets_that_end_below::<B>(queue, p, &parameters, &healthy, &want);
+}
+
+/// A last offset that is not sound does not give the rows of sound sequences to nobody.
+fn offsets_that_end_below<B: Place>(
+    queue: &B::Queue,
+    p: Problem,
+    parameters: &(Vec<bf16>, Vec<bf16>),
+    healthy: &Chunk<bf16>,
+    want: &[bf16],
+) {
+    for last in [1, 0, -1, 13, i32::MIN, i32::MAX] {
+        for kind in [Kind::Verify, Kind::Prefill] {
+            let mut world = World::<B, bf16>::new(queue, p, parameters);
+            let empty = |slot| Chunk { slot, start: 0, x: vec![] };
+            world.stage(&[healthy.clone(), empty(PAD), empty(1)]);
+            world.set_offsets(&[0, 2, 2, last]);
+            world.enqueue(kind).unwrap();
+            let (out, what) = (world.out(), format!("{kind:?} that ends at {last}"));
+            assert_same_bits(&what, &out[..2].concat(), want);
+            assert_same_bits(&what, &out[2..].concat(), &vec![bf16::ZERO; (p.rows - 2) * p.channels]);
+            let fault = Fault { kind: FaultKind::RowOffsets, slot: 1, value: last };
+            assert_eq!(world.faults(), [None, Some(fault), None, None], "{what}");
+        }
+    }
 }
 
 /// Offsets that descend or reach past the launch own no rows; nothing is written through them.

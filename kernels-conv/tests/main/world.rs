@@ -147,6 +147,11 @@ impl<B: Place, A: Activation> World<B, A> {
         self.out.write(&self.queue, 0, &vec![poison(); self.problem.rows * self.row()]);
     }
 
+    /// Overwrites the offsets that the staged chunks have.
+    pub fn set_offsets(&mut self, offsets: &[i32]) {
+        self.offsets.write(&self.queue, 0, offsets);
+    }
+
     /// Runs or enqueues the operation on what is staged.
     pub fn enqueue(&mut self, kind: Kind) -> kernels_core::Result<()> {
         let (row, p) = (self.row(), self.problem);

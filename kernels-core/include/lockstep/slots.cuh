@@ -25,6 +25,33 @@ __device__ __forceinline__ void record_fault(const ls_rows& rows, FaultKind kind
   atomicCAS(reinterpret_cast<unsigned long long*>(rows.faults + index), 0ull, word);
 }
 
+// Whether two neighbouring offsets are sound, so that the rows between them belong to a sequence.
+__device__ __forceinline__ bool owns_rows(const ls_rows& rows, int32_t first, int32_t end) {
+  return 0 <= first && first <= end && end <= rows.row_count;
+}
+
+// What is written of a sequence, unchecked.
+struct Numbers {
+  int32_t slot;
+  int32_t start;  // position of the first row
+  int32_t first;  // first row in the launch
+  int32_t end;    // behind the last
+
+  __device__ __forceinline__ int32_t count() const { return end - first; }
+
+  // sequence_at()'s `live`, without a branch and without saying why not: for kernels that are all latency.
+  // `positions` is at most 2^31. Negative numbers are large ones here.
+  __device__ __forceinline__ bool live(const ls_rows& rows, int64_t positions) const {
+    const uint32_t row_count = rows.row_count, slot_count = rows.slot_count, max_rows = rows.max_rows;
+    return uint32_t(end) <= row_count & uint32_t(first) <= uint32_t(end) & uint32_t(count()) - 1 < max_rows &
+           uint32_t(slot) < slot_count & uint32_t(start) <= uint32_t(positions) - uint32_t(count());
+  }
+};
+
+__device__ __forceinline__ Numbers numbers_at(const ls_rows& rows, int32_t index) {
+  return {rows.slots[index], rows.start[index], rows.row_offsets[index], rows.row_offsets[index + 1]};
+}
+
 // One sequence's part of a launch.
 struct Sequence {
   int64_t slot;
@@ -42,7 +69,7 @@ __device__ __forceinline__ Sequence sequence_at(const ls_rows& rows, int32_t ind
   const int32_t start = rows.start[index];
   const int32_t first = rows.row_offsets[index];
   const int32_t end = rows.row_offsets[index + 1];
-  const bool valid = 0 <= first && first <= end && end <= rows.row_count;
+  const bool valid = owns_rows(rows, first, end);
   const int32_t count = valid ? end - first : 0;
   FaultKind kind{};
   int32_t value = 0;
@@ -62,10 +89,18 @@ __device__ __forceinline__ Sequence sequence_at(const ls_rows& rows, int32_t ind
   return {slot, start < 0 ? 0 : start, first, count, valid && slot >= 0 && !faulty && count > 0};
 }
 
-// The first row that belongs to no sequence; rows up to row_count are to be zeroed.
+// The first row that belongs to no sequence; rows up to row_count are to be zeroed. All offsets are looked at: a
+// last one below the others, which is a fault, would give rows of a sound sequence to nobody. For the few
+// threads that do the zeroing, not for those that run sequences.
 __device__ __forceinline__ int64_t unowned_from(const ls_rows& rows) {
-  const int32_t end = rows.row_offsets[rows.sequences];
-  return end < 0 ? 0 : end < rows.row_count ? end : rows.row_count;
+  int32_t from = 0, first = rows.row_offsets[0];
+#pragma unroll 8  // loads do not depend on each other, so that eight are on their way
+  for (int32_t i = 1; i <= rows.sequences; ++i) {
+    const int32_t end = rows.row_offsets[i];
+    if (owns_rows(rows, first, end) && from < end) from = end;
+    first = end;
+  }
+  return from;
 }
 
 // The one flush rule of the GDN journal; see kernels_core::slots::flushes.

@@ -43,6 +43,7 @@ fn main() {
     both!(suite, refusals::violated_counters_are_faults);
     both!(suite, refusals::fold_faults);
     both!(suite, refusals::bad_row_offsets_write_nothing_through_them);
+    both!(suite, refusals::a_last_offset_below_the_others_zeroes_none_of_theirs);
     both!(suite, rounds::any_rounds_equal_decoding_at_every_flush_policy);
     both!(suite, rounds::prefill_in_any_chunks_equals_decoding);
     both!(suite, rounds::several_prefills_of_a_launch_equal_those_alone);
@@ -57,6 +58,9 @@ fn main() {
     ));
     gpu!(suite, "cuda::device::slow_producers_are_waited_for", |device| {
         device::slow_producers_are_waited_for(device)
+    });
+    gpu!(suite, "cuda::device::blocks_may_meet_states_in_any_order", |device| {
+        device::blocks_may_meet_states_in_any_order(device)
     });
     gpu!(suite, "cuda::device::a_hundred_thousand_tokens_equal_decoding", |device| {
         device::a_hundred_thousand_tokens_equal_decoding(device)

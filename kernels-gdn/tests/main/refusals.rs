@@ -283,6 +283,36 @@ pub fn bad_row_offsets_write_nothing_through_them<B: Place>(on: &B::Queue) {
     for_types!(B, on, bad_row_offsets);
 }
 
+/// A last offset that is not sound does not give the rows of sound sequences to nobody.
+pub fn a_last_offset_below_the_others_zeroes_none_of_theirs<B: Place>(on: &B::Queue) {
+    for_types!(B, on, descending_end);
+}
+
+fn descending_end<B: Place, A: Activation>(on: &B::Queue) {
+    let p = flushing(small::<B>(), 2);
+    let (width, heads) = (p.v_heads * p.v_dim, p.v_heads);
+    let rows = Stream::<A>::random(&p, 6, &mut Rng::new(9));
+    let want = World::<B, A>::new(on, p).verify(&Launch::one(&p, 1, 0, rows.part(&p, 0..3)));
+    assert!(want.chunks(width / heads).all(|head| head.iter().any(|o| o.to_f32() != 0.0)));
+    for last in [2, 0, -1, 7, i32::MIN, i32::MAX] {
+        for kind in [Kind::Verify, Kind::Prefill] {
+            let mut launch = Launch::new();
+            launch.push(&p, 1, 0, &rows.part(&p, 0..3));
+            launch.push(&p, 6, 0, &rows.part(&p, 3..6));
+            launch.offsets[2] = last;
+            let mut world = World::<B, A>::new(on, p);
+            let out = world.run(kind, &launch);
+            let what = format!("{kind:?} that ends at {last}");
+            same(&what, &out[..3 * width], &want).unwrap();
+            same(&what, &out[3 * width..], &vec![A::default(); 3 * width]).unwrap();
+            let faults = world.faults();
+            let fault = Fault::decode(faults[6]).expect(&what);
+            assert_eq!((fault.kind, fault.value), (FaultKind::RowOffsets, last), "{what}");
+            assert_eq!(faults.iter().filter(|f| **f != 0).count(), 1, "{what}");
+        }
+    }
+}
+
 fn bad_row_offsets<B: Place, A: Activation>(on: &B::Queue) {
     let p = flushing(small::<B>(), 2);
     let rows = Stream::<A>::random(&p, 4, &mut Rng::new(9));

@@ -194,14 +194,15 @@ fn faulty(p: &Problem, rng: &mut Rng) -> (Launch<bf16>, Vec<i32>) {
     }
     let mut folded = vec![20; p.slots];
     let (which, total) = (rng.below(3), launch.count(p) as i32);
-    match rng.below(7) {
+    match rng.below(8) {
         0 => launch.slots[which] = [7, 8, 1 << 20, i32::MAX][rng.below(4)],
         1 => launch.start[which] = [-1, i32::MIN, i32::MAX][rng.below(3)],
         2 => launch.start[which] = rng.below(20) as i32,
         3 => launch.start[which] = 20 + rng.below(2 * p.journal_rows) as i32,
         4 => folded[launch.slots[which] as usize] = [-1, i32::MIN, i32::MAX, 24][rng.below(4)],
-        // Not the last offset: below the others it would give their rows to nobody as well.
-        5 => launch.offsets[which] = [-1, total + 2, i32::MIN, i32::MAX][rng.below(4)],
+        // Inside the launch only the last one: another below its predecessor would give rows to two sequences.
+        5 => launch.offsets[3] = [0, -1, total + 2, i32::MAX][rng.below(4)],
+        6 => launch.offsets[which] = [-1, total + 2, i32::MIN, i32::MAX][rng.below(4)],
         _ => {
             // More rows than planned for.
             launch = Launch::new();

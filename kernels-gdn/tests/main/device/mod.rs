@@ -9,6 +9,7 @@ mod equal;
 mod launches;
 mod long;
 mod memory;
+mod order;
 mod raw;
 mod refused;
 mod script;
@@ -18,6 +19,7 @@ pub use equal::{real_heads_equal_the_cpu, rounds_equal_the_cpu};
 pub use launches::{overlapping_launches_wait, replays_equal_eager_runs, slow_producers_are_waited_for};
 pub use long::a_hundred_thousand_tokens_equal_decoding;
 pub use memory::{faults_equal_the_cpus, offsets_are_64_bits, states_are_stored_by_the_rule_only};
+pub use order::blocks_may_meet_states_in_any_order;
 pub use refused::what_has_no_kernel_is_refused;
 
 use crate::place::{flushing, small};

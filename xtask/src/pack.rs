@@ -1,4 +1,4 @@
-//! `xtask pack`: test and bench executables for a GPU host that has no Rust.
+//! `xtask pack`: test, bench and example executables for a GPU host that has no Rust.
 
 use crate::workspace::{Package, capture, cargo, packages, root, run as run_command};
 use anyhow::{Context, Result, bail};
@@ -65,7 +65,7 @@ pub(crate) fn run(options: Options) -> Result<()> {
         println!("  {name}");
     }
     println!(
-        "on the GPU host, in the repository's folder: {into}/run.sh [tests|benches|sanitize|all] [FILTER]"
+        "on the GPU host, in the repository's folder: {into}/run.sh [tests|benches|examples|sanitize|all] [FILTER]"
     );
     if bytes > BUDGET {
         bail!("{into}/bin.tar.xz has {bytes} bytes, its budget is {BUDGET}; pack fewer with --package");
@@ -76,7 +76,14 @@ pub(crate) fn run(options: Options) -> Result<()> {
 /// Name in the pack → executable.
 fn build(root: &Path, packages: &[Package], release: bool) -> Result<BTreeMap<String, PathBuf>> {
     let mut command = cargo(root);
-    command.args(["build", "--tests", "--benches", "--bins", "--message-format=json-render-diagnostics"]);
+    command.args([
+        "build",
+        "--tests",
+        "--benches",
+        "--examples",
+        "--bins",
+        "--message-format=json-render-diagnostics",
+    ]);
     if release {
         command.arg("--release");
     }
@@ -100,6 +107,7 @@ fn executable(message: &Value, packages: &[Package]) -> Option<(String, PathBuf)
     let tested = message["profile"]["test"].as_bool() == Some(true);
     Some(match kind {
         "bench" => (format!("benches/{name}--{target}"), path),
+        "example" if !tested => (format!("examples/{name}--{target}"), path),
         "test" => (format!("tests/{name}--{target}"), path),
         "bin" if !tested => (target.to_owned(), path),
         _ => (format!("tests/{name}--{kind}"), path),
@@ -140,6 +148,7 @@ mod tests {
         assert_eq!(name("test", "main", true), "tests/kernels-conv--main");
         assert_eq!(name("lib", "kernels_conv", true), "tests/kernels-conv--lib");
         assert_eq!(name("bench", "conv", false), "benches/kernels-conv--conv");
+        assert_eq!(name("example", "verify", false), "examples/kernels-conv--verify");
         assert_eq!(name("bin", "lockstep", false), "lockstep");
         let mut foreign = message("test", "main", true);
         foreign["package_id"] = json!("other");

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the packed tests and benches on a machine with a GPU and without Rust.
+# Runs the packed tests, benches and examples on a machine with a GPU and without Rust.
 #
-#   pack/run.sh [tests|benches|sanitize|all] [FILTER] [-- ARGUMENTS...]
+#   pack/run.sh [tests|benches|examples|sanitize|all] [FILTER] [-- ARGUMENTS...]
 #
 # Start it in the repository's folder: tests read assets/ there. FILTER picks executables by a part of their
 # name; ARGUMENTS go to each of them. Results are written to $OUT, or to ./out: summary.txt, failed.txt,
@@ -10,7 +10,7 @@ set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 what=tests filter=
-case "${1:-}" in tests | benches | sanitize | all) what=$1 && shift ;; esac
+case "${1:-}" in tests | benches | examples | sanitize | all) what=$1 && shift ;; esac
 if [[ $# -gt 0 && $1 != -- ]]; then filter=$1 && shift; fi
 if [[ $# -gt 0 && $1 == -- ]]; then shift; elif [[ $# -gt 0 ]]; then echo "unknown argument: $1" >&2 && exit 2; fi
 
@@ -57,6 +57,9 @@ each() { find "$work/$1" -type f -name "*$filter*" 2>/dev/null | sort; }
 
 if [[ $what == tests || $what == all ]]; then
   for exe in $(each tests); do run "$(basename "$exe")" "$exe" "$@"; done
+fi
+if [[ $what == examples || $what == all ]]; then
+  for exe in $(each examples); do run "example $(basename "$exe")" "$exe" "$@"; done
 fi
 if [[ $what == sanitize ]]; then
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)

@@ -13,8 +13,8 @@ extern "C" {
  * and `v` are aligned to 16 bytes and their strides are multiples of 4. Written operands overlap no others. */
 typedef struct ls_gdn_params {
   void* out;              /* [rows, v_heads, 128]                bf16                                    */
-  float* state;           /* [slots, v_heads, 128 v, 128 k]      k fastest, packed but for the slots     */
-  void* journal;          /* [slots, journal_rows, k | v | a | b] bf16, position p in row p % journal_rows */
+  float* state;           /* [slots, v_heads, 128, 128]          v, then k; packed but for the slots     */
+  void* journal;          /* [slots, journal_rows, width]        bf16 k, v, a, b; position p in row p % journal_rows */
   const int32_t* folded;  /* [slots]                             tokens inside the state                 */
   const int32_t* committed; /* [slots]                           fold: tokens to bring the state to      */
   const void* q;          /* [rows, k_heads, 128]                bf16, raw from the convolution          */

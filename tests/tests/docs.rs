@@ -7,10 +7,12 @@ use std::{fs, path::PathBuf};
 fn articles() -> Vec<(PathBuf, String)> {
     let mut found: Vec<PathBuf> =
         ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|f| root().join(f)).into();
-    let docs = fs::read_dir(root().join("docs")).expect("docs");
-    found.extend(docs.map(|entry| entry.expect("an entry").path()));
+    for folder in ["docs", "docs/kernels"] {
+        let docs = fs::read_dir(root().join(folder)).expect(folder);
+        found.extend(docs.map(|entry| entry.expect("an entry").path()));
+    }
     found.retain(|path| path.extension().is_some_and(|e| e == "md"));
-    assert!(found.len() >= 8, "{found:?}");
+    assert!(found.len() >= 12, "{found:?}");
     found.into_iter().map(|path| (path.clone(), fs::read_to_string(path).expect("UTF-8"))).collect()
 }
 
@@ -58,7 +60,8 @@ fn tests_and_planted_faults_exist() {
     let sources = sources();
     let is_name = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
     let (mut tests, mut faults) = (0, 0);
-    let checked = ["exactness.md", "caches.md", "adding-a-kernel.md", "reported-faults.md"];
+    let checked =
+        ["exactness.md", "caches.md", "adding-a-kernel.md", "reported-faults.md", "kernels/gdn-verify.md"];
     for (path, text) in articles().iter().filter(|(path, _)| checked.iter().any(|name| path.ends_with(name)))
     {
         for code in quoted(text) {

@@ -87,18 +87,19 @@ struct Token {
         if (journals) store_packed(row + (p.k_heads + at.v_head) * kHead + at.value + value, v[turn]);
       }
     }
-    const float decay = decay_of(__bfloat162float(a), a_log, dt_bias), beta = sigmoid(__bfloat162float(b));
+    float decay, beta, key_factor, query_factor;
+    gates_of(__bfloat162float(a), __bfloat162float(b), a_log, dt_bias, lane, decay, beta);
     if (here && lane == 0) to.decay[i] = decay, to.beta[i] = beta;
-    // Side by side, so that the two roots overlap; a replayed token's query is zero and not used.
-    Slice key = k.widened(), query = q.widened();
-    const float key_squares = dot(key, key), query_squares = dot(query, query);
-    scale_by(key, length_factor(key_squares, 1.0f));
-    scale_by(query, length_factor(query_squares, p.query_scale));
-    const float qk = dot(query, key);
-    if (!here) return;
-    store_slice(to.key[i], lane, key);
-    store_slice(to.query[i], lane, query);
-    if (lane == 0) to.qk[i] = qk;
+    // A replayed token's query is zero and not used. Only one of the two is held in fp32 at a time, which keeps the
+    // persistent kernel's preparers within their registers.
+    length_factors(dot(k.widened(), k.widened()), dot(q.widened(), q.widened()), p.query_scale, lane, key_factor,
+                   query_factor);
+    if (here) store_slice(to.key[i], lane, scaled(k.widened(), key_factor));
+    const Slice query = scaled(q.widened(), query_factor);
+    if (here) store_slice(to.query[i], lane, query);
+    // Each lane reads what it wrote; a group without a token sums what nobody uses.
+    const float qk = dot(query, load_slice(to.key[i], lane));
+    if (here && lane == 0) to.qk[i] = qk;
   }
 };
 
@@ -122,18 +123,29 @@ struct Rows {
   }
 };
 
-// Runs a prepared token over a group's rows; returns the output of the lane's row, or zero for a replayed token.
+// Runs a prepared token over a group's rows, the first of which is `first_row` of the tile; returns the output that
+// the lane speaks, or zero for a replayed token.
 template <int kRows, typename Prepared>
-__device__ __forceinline__ float advance(Rows<kRows>& rows, const Prepared& prepared, int i, int row, bool replayed,
-                                         bool writes, int lane) {
+__device__ __forceinline__ float advance(Rows<kRows>& rows, const Prepared& prepared, int i, int first_row,
+                                         bool replayed, bool writes, int lane) {
   const Slice key = load_slice(prepared.key[i], lane);
   const Gates gates = {prepared.decay[i], prepared.beta[i], prepared.qk[i]};
-  const float value = __bfloat162float(prepared.value[i][row]);
+  float value[Parts<kRows>::kCount];
+#pragma unroll
+  for (int part = 0; part < Parts<kRows>::kCount; ++part) {
+    value[part] = __bfloat162float(prepared.value[i][first_row + Parts<kRows>::row(part, lane)]);
+  }
   if (replayed) {
     replay(rows.at, key, gates, value, lane);
     return 0.0f;
   }
   return step(rows.at, key, load_slice(prepared.query[i], lane), gates, value, writes, lane);
+}
+
+// The row of the group whose output a lane speaks.
+template <int kRows>
+__device__ __forceinline__ int spoken_row(int lane) {
+  return Parts<kRows>::row(Parts<kRows>::spoken(lane), lane);
 }
 
 // Zeros `elements` outputs of each row, by the block's first threads.
@@ -144,8 +156,8 @@ __device__ __forceinline__ void zero(const Params& p, int64_t from, int64_t end,
 }
 
 // Where a tile's rows and outputs begin.
-__device__ __forceinline__ float* state_of(const Params& p, const Work& w, const Place& at, int row) {
-  return p.state + int64_t(w.slot) * p.state_slot_stride + (int64_t(at.v_head) * kHead + at.value + row) * kHead;
+__device__ __forceinline__ float* state_of(const Params& p, int32_t slot, const Place& at, int row) {
+  return p.state + int64_t(slot) * p.state_slot_stride + (int64_t(at.v_head) * kHead + at.value + row) * kHead;
 }
 __device__ __forceinline__ __nv_bfloat16* out_of(const Params& p, const Place& at, int row) {
   return static_cast<__nv_bfloat16*>(p.out) + at.v_head * p.out_head_stride + at.value + row;

@@ -93,22 +93,36 @@ constexpr __device__ int lane_of(int row) {
 
 __device__ __forceinline__ float dot(const Slice& x, const Slice& y) { return group_sum(lane_sum(x, y)); }
 
-__device__ __forceinline__ void scale_by(Slice& x, float factor) {
+__device__ __forceinline__ Slice scaled(Slice x, float factor) {
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     x.at[j] = make_float4(__fmul_rn(x.at[j].x, factor), __fmul_rn(x.at[j].y, factor),
                           __fmul_rn(x.at[j].z, factor), __fmul_rn(x.at[j].w, factor));
   }
+  return x;
 }
 
-// What a vector of these squares is scaled by to have length `scale`.
-__device__ __forceinline__ float length_factor(float squares, float scale) {
-  return __fmul_rn(rsqrt(__fadd_rn(squares, kNormEps)), scale);
+// What a token's a and b become, in all lanes of its group: decay = exp(-(exp(a_log) softplus(a + dt_bias))) and
+// beta = sigmoid(b). Three exponentials at once, one per lane: at the start of a launch the code itself is fetched
+// from memory, so that a second copy of it costs more than two shuffles.
+__device__ __forceinline__ void gates_of(float a, float b, float a_log, float dt_bias, int lane, float& decay,
+                                         float& beta) {
+  const float x = __fadd_rn(a, dt_bias);
+  const float e = exp(lane == 0 ? a_log : lane == 1 ? -fabsf(x) : fmaxf(-fabsf(b), -87.0f));
+  const float rate = __shfl_sync(0xffffffffu, e, 0, kGroup);
+  const float soft = detail::softplus_from(x, __shfl_sync(0xffffffffu, e, 1, kGroup));
+  beta = detail::sigmoid_from(b, __shfl_sync(0xffffffffu, e, 2, kGroup));
+  decay = exp(-__fmul_rn(rate, soft));
 }
 
-// exp(-(exp(a_log) softplus(a + dt_bias)))
-__device__ __forceinline__ float decay_of(float a, float a_log, float dt_bias) {
-  return exp(-__fmul_rn(exp(a_log), softplus(__fadd_rn(a, dt_bias))));
+// 1 / |key| and query_scale / |query|, both in all lanes of the group; half of the lanes computes each.
+__device__ __forceinline__ void length_factors(float key_squares, float query_squares, float query_scale, int lane,
+                                               float& key, float& query) {
+  const bool first = lane < kGroup / 2;
+  const float squares = first ? key_squares : query_squares;
+  const float factor = __fmul_rn(rsqrt(__fadd_rn(squares, kNormEps)), first ? 1.0f : query_scale);
+  key = __shfl_sync(0xffffffffu, factor, 0, kGroup);
+  query = __shfl_sync(0xffffffffu, factor, kGroup / 2, kGroup);
 }
 
 // What a token is to the rows of one value head, but for its key, query and values.
@@ -137,39 +151,73 @@ __device__ __forceinline__ float output(float read, float u, const Gates& g) {
   return __fmaf_rn(g.decay, read, __fmul_rn(g.qk, u));
 }
 
-// A token that was accepted earlier: the state only. `value` belongs to the lane's row.
+// How a group's rows are summed: in parts, so that one part's arithmetic fills the latency of another's shuffles.
 template <int kRows>
-__device__ __forceinline__ void replay(Slice (&state)[kRows], const Slice& key, const Gates& g, float value,
-                                       int lane) {
-  float read[kRows];
+struct Parts {
+  static constexpr int kRowsOf = kRows > 4 ? 4 : kRows;
+  static constexpr int kCount = kRows / kRowsOf;
+
+  // The row of a part whose sums a lane ends up with.
+  static __device__ __forceinline__ int row(int part, int lane) { return part * kRowsOf + row_of<kRowsOf>(lane); }
+  // The part whose output a lane writes, and whether it is the lane that does.
+  static __device__ __forceinline__ int spoken(int lane) { return kCount == 1 ? 0 : lane / kRowsOf; }
+  static __device__ __forceinline__ bool speaks(int lane) {
+    return kCount * kRowsOf == kGroup || lane_of<kRowsOf>(row_of<kRowsOf>(lane)) == lane;
+  }
+};
+
+// The sums of every part over a vector.
+template <int kRows>
+__device__ __forceinline__ void sums(const Slice (&state)[kRows], const Slice& x, int lane,
+                                     float (&sum)[Parts<kRows>::kCount]) {
+  constexpr int kOf = Parts<kRows>::kRowsOf;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) read[r] = lane_sum(state[r], key);
-  const float u = correction(scatter_sum(read, lane), value, g);
+  for (int part = 0; part < Parts<kRows>::kCount; ++part) {
+    float of_row[kOf];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    write(state[r], key, g.decay, __shfl_sync(0xffffffffu, u, lane_of<kRows>(r), kGroup));
+    for (int r = 0; r < kOf; ++r) of_row[r] = lane_sum(state[part * kOf + r], x);
+    sum[part] = scatter_sum(of_row, lane);
   }
 }
 
-// A new token: the output of the lane's row, and the state, unless nobody needs it afterwards.
+// state = key u + decay state, each row with its correction from the lane that has it.
+template <int kRows>
+__device__ __forceinline__ void write_all(Slice (&state)[kRows], const Slice& key, float decay,
+                                          const float (&u)[Parts<kRows>::kCount]) {
+  constexpr int kOf = Parts<kRows>::kRowsOf;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    write(state[r], key, decay, __shfl_sync(0xffffffffu, u[r / kOf], lane_of<kOf>(r % kOf), kGroup));
+  }
+}
+
+// A token that was accepted earlier: the state only. `value` holds those of the lane's row in every part.
+template <int kRows>
+__device__ __forceinline__ void replay(Slice (&state)[kRows], const Slice& key, const Gates& g,
+                                       const float (&value)[Parts<kRows>::kCount], int lane) {
+  float u[Parts<kRows>::kCount];
+  sums(state, key, lane, u);
+#pragma unroll
+  for (int part = 0; part < Parts<kRows>::kCount; ++part) u[part] = correction(u[part], value[part], g);
+  write_all(state, key, g.decay, u);
+}
+
+// A new token: the output that the lane speaks, and the state, unless nobody needs it afterwards.
 template <int kRows>
 __device__ __forceinline__ float step(Slice (&state)[kRows], const Slice& key, const Slice& query, const Gates& g,
-                                      float value, bool writes, int lane) {
-  float read[kRows], seen[kRows];
+                                      const float (&value)[Parts<kRows>::kCount], bool writes, int lane) {
+  float u[Parts<kRows>::kCount], seen[Parts<kRows>::kCount];
+  sums(state, key, lane, u);
+  sums(state, query, lane, seen);
+  float spoken = 0.0f;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) read[r] = lane_sum(state[r], key);
-  const float u = correction(scatter_sum(read, lane), value, g);
-  // Behind the shuffles, so that these sums fill their latency.
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) seen[r] = lane_sum(state[r], query);
-  const float y = output(scatter_sum(seen, lane), u, g);
-  if (writes) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      write(state[r], key, g.decay, __shfl_sync(0xffffffffu, u, lane_of<kRows>(r), kGroup));
-    }
+  for (int part = 0; part < Parts<kRows>::kCount; ++part) {
+    u[part] = correction(u[part], value[part], g);
+    const float y = output(seen[part], u[part], g);
+    spoken = Parts<kRows>::spoken(lane) == part ? y : spoken;
   }
-  return y;
+  if (writes) write_all(state, key, g.decay, u);
+  return spoken;
 }
 
 }  // namespace lockstep::gdn

@@ -44,37 +44,50 @@ __device__ __forceinline__ __nv_bfloat16* journal_row(const Params& p, const Wor
   return static_cast<__nv_bfloat16*>(p.journal) + int64_t(w.slot) * p.journal_slot_stride + row * p.journal_row_stride;
 }
 
-// Reads and checks the counters of sequence `index`; the same answer in every thread. Exactly one thread of the
-// grid passes `report`.
+// What the lists say of a sequence, and its counters on their way.
+struct Counters {
+  int32_t slot, first, count;
+  int32_t folded, end;  // positions: behind the state's tokens, and behind the pending ones
+  bool live;            // the lists are sound, and there is something to do
+};
+
+// Reads and checks the lists and issues the loads of the counters; the same answer in every thread. Exactly one
+// thread of the grid passes `report`.
 template <Mode kMode>
-__device__ __forceinline__ Work work_at(const Params& p, int32_t index, bool report) {
-  Work w{};
-  int64_t end;  // position behind the pending tokens
+__device__ __forceinline__ Counters counters_of(const Params& p, int32_t index, bool report) {
+  Counters c{};
   if constexpr (kMode == Mode::Fold) {
-    const int32_t slot = p.rows.slots[index];
-    w.slot = slot;
-    w.live = slot >= 0 && slot < p.rows.slot_count;
-    if (slot >= p.rows.slot_count && report) record_fault(p.rows, FaultKind::Slot, slot, slot);
-    if (!w.live) return w;
-    end = p.committed[slot];
+    c.slot = p.rows.slots[index];
+    c.live = c.slot >= 0 && c.slot < p.rows.slot_count;
+    if (c.slot >= p.rows.slot_count && report) record_fault(p.rows, FaultKind::Slot, c.slot, c.slot);
+    if (c.live) c.end = p.committed[c.slot];
   } else {
     const Sequence s = sequence_at(p.rows, index, kPositions, report);
-    w.slot = int32_t(s.slot), w.first = int32_t(s.first), w.count = s.count, w.live = s.live;
-    if (!w.live) return w;
-    end = s.start;
+    c.slot = int32_t(s.slot), c.first = int32_t(s.first), c.count = s.count, c.end = int32_t(s.start);
+    c.live = s.live;
   }
-  w.folded = p.folded[w.slot];
-  const int64_t pending = end - w.folded;
-  const int32_t room = p.journal_rows - (kMode == Mode::Verify ? w.count : 0);
-  w.live = w.folded >= 0 && 0 <= pending && pending <= room;
+  if (c.live) c.folded = p.folded[c.slot];
+  return c;
+}
+
+// Checks the counters.
+template <Mode kMode>
+__device__ __forceinline__ Work work_of(const Params& p, const Counters& c, bool report) {
+  Work w{};
+  w.slot = c.slot, w.first = c.first, w.count = c.count;
+  if (!c.live) return w;
+  w.folded = c.folded;
+  const int64_t pending = int64_t(c.end) - c.folded;
+  const int32_t room = p.journal_rows - (kMode == Mode::Verify ? c.count : 0);
+  w.live = c.folded >= 0 && 0 <= pending && pending <= room;
   if (!w.live && report) {
     const int64_t low = -(int64_t(1) << 31), high = (int64_t(1) << 31) - 1;
     const int64_t value = pending < low ? low : pending > high ? high : pending;
-    record_fault(p.rows, FaultKind::Pending, w.slot, int32_t(value));
+    record_fault(p.rows, FaultKind::Pending, c.slot, int32_t(value));
   }
   w.pending = w.live ? int32_t(pending) : 0;
   uint32_t ring_row = 0;
-  p.ring.divide(w.live ? w.folded : 0, ring_row);
+  p.ring.divide(w.live ? c.folded : 0, ring_row);
   w.ring_row = int32_t(ring_row);
   if (kMode == Mode::Fold && pending == 0) w.live = false;
   return w;

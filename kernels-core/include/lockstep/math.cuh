@@ -78,12 +78,23 @@ __device__ __forceinline__ Logistic logistic(float x) {
 
 }  // namespace detail
 
-// 1 / (1 + e^-x): with e = e^-|x| it is 1 / (1 + e), or e / (1 + e) for a negative x.
-__device__ __forceinline__ float sigmoid(float x) {
-  const detail::Logistic l = detail::logistic(x);
+namespace detail {
+
+// From e = e^-|x| and 1 / (1 + e).
+__device__ __forceinline__ float sigmoid_from(float x, const Logistic& l) {
   const float y = x < 0.0f ? __fmul_rn(l.e, l.r) : l.r;
   return x != x ? x : y;  // fmaxf drops a NaN
 }
+
+// From e = e^-|x|, |x| held at 87.
+__device__ __forceinline__ float sigmoid_from(float x, float e) {
+  return sigmoid_from(x, Logistic{e, reciprocal_one_to_two(__fadd_rn(1.0f, e))});
+}
+
+}  // namespace detail
+
+// 1 / (1 + e^-x): with e = e^-|x| it is 1 / (1 + e), or e / (1 + e) for a negative x.
+__device__ __forceinline__ float sigmoid(float x) { return detail::sigmoid_from(x, detail::logistic(x)); }
 
 // x / (1 + e^-x), as above. A NaN is not below zero and comes through the numerator.
 __device__ __forceinline__ float silu(float x) {
@@ -91,9 +102,10 @@ __device__ __forceinline__ float silu(float x) {
   return __fmul_rn(x < 0.0f ? __fmul_rn(fmaxf(x, -87.0f), l.e) : x, l.r);
 }
 
-// ln(1 + e^x) = max(x, 0) + ln(1 + e) with e = e^-|x|, and ln(1 + e) = 2 artanh(e / (2 + e)) by its series.
-__device__ __forceinline__ float softplus(float x) {
-  const float e = exp(-fabsf(x));
+namespace detail {
+
+// From e = e^-|x|.
+__device__ __forceinline__ float softplus_from(float x, float e) {
   const float z = __fdiv_rn(e, __fadd_rn(2.0f, e));
   const float square = __fmul_rn(z, z);
   float p = 2.0f / 15.0f;
@@ -106,6 +118,11 @@ __device__ __forceinline__ float softplus(float x) {
   p = __fmaf_rn(p, square, 2.0f);
   return __fmaf_rn(z, p, x > 0.0f ? x : 0.0f);
 }
+
+}  // namespace detail
+
+// ln(1 + e^x) = max(x, 0) + ln(1 + e) with e = e^-|x|, and ln(1 + e) = 2 artanh(e / (2 + e)) by its series.
+__device__ __forceinline__ float softplus(float x) { return detail::softplus_from(x, exp(-fabsf(x))); }
 
 // 1 / sqrt(x), both steps rounded to nearest.
 __device__ __forceinline__ float rsqrt(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }

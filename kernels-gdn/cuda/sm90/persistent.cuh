@@ -15,7 +15,7 @@ constexpr int kChunk = kGroupsOfWarp;     // tokens a warp prepares at a time
 constexpr int kPreparers = 3;
 constexpr int kStages = 2 * kPreparers;   // chunks in shared memory: preparer i fills i and i + kPreparers
 // Of a thread; together half a multiprocessor's for 128 threads each.
-constexpr int kRunnerRegisters = 176, kHelperRegisters = 80;
+constexpr int kRunnerRegisters = 184, kHelperRegisters = 72;
 
 // A chunk as its runners need it.
 struct Header {
@@ -41,19 +41,22 @@ enum State : int32_t { kEnd, kZero, kLoaded };
 
 // The heads of all sequences and one more for the rows of nobody, dealt to blocks in turn.
 struct Walk {
-  uint32_t unit = blockIdx.x;
   int32_t index;  // of the sequence
   uint32_t head;  // of its value heads
 
-  __device__ __forceinline__ explicit Walk(const Params& p) { find(p); }
+  __device__ __forceinline__ explicit Walk(const Params& p) { find(p, blockIdx.x); }
+  // By the size of the grid, or beyond the end where there are fewer heads than blocks.
   __device__ __forceinline__ void move_on(const Params& p) {
-    unit += p.multiprocessors * kResident;  // the grid, where there are that many units
-    find(p);
+    find(p, index * p.v_heads + head + p.multiprocessors * kResident);
   }
 
  private:
-  __device__ __forceinline__ void find(const Params& p) { index = int32_t(p.heads.divide(unit, head)); }
+  __device__ __forceinline__ void find(const Params& p, uint32_t unit) { index = p.heads.divide(unit, head); }
 };
+
+__device__ __forceinline__ Work work_at(const Params& p, int32_t index, bool report) {
+  return work_of<Mode::Verify>(p, counters_of<Mode::Verify>(p, index, report), report);
+}
 
 // A warp's arrival, behind what its lanes did.
 __device__ __forceinline__ void warp_arrives(Barrier& barrier) {
@@ -67,7 +70,8 @@ __device__ __forceinline__ void bring(const Params& p, Shared& shared) {
   for (Walk walk(p); walk.index <= p.rows.sequences; walk.move_on(p)) {
     const Place at(p, walk.head, kHead);
     const bool nobody = walk.index == p.rows.sequences;
-    const Work w = nobody ? Work{} : work_at<Mode::Verify>(p, walk.index, walk.head == 0 && lane == 0);
+    const bool report = walk.head == 0 && lane == 0;
+    const Work w = nobody ? Work{} : work_at(p, walk.index, report);
     if (w.live) {
       shared.state_free.wait((states++ + 1) % 2);
       if (lane == 0) {
@@ -75,7 +79,7 @@ __device__ __forceinline__ void bring(const Params& p, Shared& shared) {
         shared.state_is = w.folded > 0 ? kLoaded : kZero;
         fence_before_bulk();
         shared.state_full.arrive_and_expect(w.folded > 0 ? sizeof(shared.state) : 0);
-        if (w.folded > 0) bulk_load(shared.state, state_of(p, w, at, 0), sizeof(shared.state), shared.state_full);
+        if (w.folded > 0) bulk_load(shared.state, state_of(p, w.slot, at, 0), sizeof(shared.state), shared.state_full);
       }
       continue;
     }
@@ -97,7 +101,7 @@ __device__ __forceinline__ void prepare(const Params& p, int preparer, Shared& s
   uint32_t filled = 0;               // chunks so far
   for (Walk walk(p); walk.index < p.rows.sequences; walk.move_on(p)) {
     const Place at(p, walk.head, kHead);
-    const Work w = work_at<Mode::Verify>(p, walk.index, false);
+    const Work w = work_at(p, walk.index, false);
     if (!w.live) continue;
     const int32_t tokens = w.tokens();
     for (; from < tokens; from += kPreparers * kChunk) {
@@ -108,7 +112,7 @@ __device__ __forceinline__ void prepare(const Params& p, int preparer, Shared& s
       shared.free[stage].wait(parity ^ 1);
       if (warp_lane == 0) {
         const int32_t storing = store_after<Mode::Verify>(p, w) - from;
-        shared.headers[stage] = {state_of(p, w, at, 0),
+        shared.headers[stage] = {state_of(p, w.slot, at, 0),
                                  out_of(p, at, 0) + (int64_t(w.first) + from - w.pending) * p.out_row_stride,
                                  here,
                                  w.pending - from,
@@ -125,7 +129,8 @@ __device__ __forceinline__ void prepare(const Params& p, int preparer, Shared& s
 
 __device__ __forceinline__ void run(const Params& p, Shared& shared) {
   const int lane = threadIdx.x % kGroup, first_row = threadIdx.x / kGroup * kRows;
-  const int row = first_row + row_of<kRows>(lane);  // whose sums this lane ends up with
+  const int row = first_row + spoken_row<kRows>(lane);
+  static_assert(Parts<kRows>::kCount * Parts<kRows>::kRowsOf == kGroup, "every lane speaks for one row");
   Rows<kRows> rows;
   uint32_t parity = 0;
   int stage = 0;
@@ -151,7 +156,7 @@ __device__ __forceinline__ void run(const Params& p, Shared& shared) {
         const bool replayed = i < h.pending;
         // The state behind the last row is needed by nobody: a verification never stores it.
         const bool writes = i + 1 < h.tokens || !last;
-        const float y = advance(rows, shared.prepared[stage], i, row, replayed, writes, lane);
+        const float y = advance(rows, shared.prepared[stage], i, first_row, replayed, writes, lane);
         if (!replayed) *out = __float2bfloat16_rn(y);
       }
       warp_arrives(shared.free[stage]);

@@ -27,18 +27,21 @@ __global__ void __launch_bounds__(kThreads, 4) rounds(const Params p) {
     zero(p, unowned_from(p.rows), p.rows.row_count, out, kTile);
     return;
   }
-  const Work w = work_at<kMode>(p, index, blockIdx.x == 0 && threadIdx.x == 0);
+  const bool report = blockIdx.x == 0 && threadIdx.x == 0;
+  const Counters counters = counters_of<kMode>(p, index, report);
+  // The state's place depends on the slot alone, so its loads follow those of the counters at once.
+  float* const state_at = state_of(p, counters.slot, at, first_row);
+  Rows<kRows> rows;
+  if (counters.live) rows.load(state_at, lane);
+  const Work w = work_of<kMode>(p, counters, report);
   if (!w.live) {
     if (kMode != Mode::Fold) zero(p, w.first, w.first + w.count, out, kTile);
     return;
   }
 
-  float* const state_at = state_of(p, w, at, first_row);
-  Rows<kRows> rows;
-  rows.load(state_at, lane);
   const int32_t tokens = w.tokens(), storing = store_after<kMode>(p, w);
-  const int row = first_row + row_of<kRows>(lane);
-  const bool speaks = lane_of<kRows>(row - first_row) == lane;
+  const int row = first_row + spoken_row<kRows>(lane);
+  const bool speaks = Parts<kRows>::speaks(lane);
   for (int32_t from = 0; from < tokens; from += kChunk) {
     Token<kTile> token;
     token.load(p, w, at, from + group, lane);
@@ -53,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, 4) rounds(const Params p) {
       const bool replayed = t < w.pending;
       // The state behind the last row is needed by nobody, unless it is stored.
       const bool writes = t + 1 < tokens || storing == tokens;
-      const float y = advance(rows, prepared, i, row, replayed, writes, lane);
+      const float y = advance(rows, prepared, i, first_row, replayed, writes, lane);
       if (!replayed && speaks) out[(int64_t(w.first) + t - w.pending) * p.out_row_stride + row] = __float2bfloat16_rn(y);
     }
   }

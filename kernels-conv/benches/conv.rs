@@ -194,15 +194,18 @@ mod cuda {
     fn grids(bench: &mut Bench) {
         let (model, channels) = MODELS[0];
         for (sequences, rows) in
-            [(1, 1), (1, 4), (8, 4), (16, 4), (32, 1), (32, 4), (64, 1), (64, 4), (64, 8)]
+            [(1, 1), (8, 1), (32, 1), (64, 1), (1, 4), (8, 4), (16, 4), (32, 4), (64, 4), (64, 8)]
         {
             for rows_per_thread in [1, 2, 4].into_iter().filter(|r| *r <= rows) {
-                for lanes in [32, 64, 128] {
-                    let p = problem(channels, sequences, rows);
-                    let grid = Grid { rows_per_thread, lanes };
-                    let op = Verify::plan_with(p, &info(bench), Some(grid)).expect("a valid grid");
-                    let id = format!("conv/grid/{model}/b{sequences}/t{rows}/r{rows_per_thread}-l{lanes}");
-                    run(bench, &id, p, |queue, args| op.run(queue, args));
+                for channels_per_thread in [2, 4, 8] {
+                    for lanes in [32, 64, 128] {
+                        let p = problem(channels, sequences, rows);
+                        let grid = Grid { rows_per_thread, channels_per_thread, lanes };
+                        let op = Verify::plan_with(p, &info(bench), Some(grid)).expect("a valid grid");
+                        let choice = format!("r{rows_per_thread}-c{channels_per_thread}-l{lanes}");
+                        let id = format!("conv/grid/{model}/b{sequences}/t{rows}/{choice}");
+                        run(bench, &id, p, |queue, args| op.run(queue, args));
+                    }
                 }
             }
         }

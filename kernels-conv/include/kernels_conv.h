@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* All strides in elements. Every pointer is aligned to 16 bytes, `channels` and every stride are multiples
- * of 8. `out`, `ring` and `x` do not overlap. */
+ * of 8, strides of rows are below 2^31. `out`, `ring` and `x` do not overlap. */
 typedef struct ls_conv_params {
   void* out;            /* [rows, channels]             bf16, row stride out_stride             */
   void* ring;           /* [slots, ring_rows, channels] bf16, row p % ring_rows = x of position p */
@@ -25,8 +25,9 @@ typedef struct ls_conv_params {
   int32_t width;           /* 2, 3 or 4                                                        */
   int32_t ring_rows;
   int32_t silu;            /* 0 or 1                                                           */
-  int32_t rows_per_thread; /* verify: 1, 2 or 4; prefill: ignored. Never changes a bit         */
-  int32_t lanes;           /* threads of a block along the channels, 8 channels each: 32 .. 256 */
+  int32_t rows_per_thread;     /* verify: 1, 2 or 4; prefill: ignored. Never changes a bit     */
+  int32_t channels_per_thread; /* verify: 2, 4 or 8; prefill: 8. Never changes a bit           */
+  int32_t lanes;               /* threads of a block along the channels: 32, 64, 128 or 256    */
   int32_t programmatic;    /* 1: may begin while the preceding kernel still runs               */
 } ls_conv_params;
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Args, ConvBackend, Grid, Prefill, Problem, Verify,
-    plan::VECTOR,
+    plan::{POSITIONS, VECTOR},
     prefill, sealed,
     sys::{self, ls_conv_params, ls_rows},
     verify,
@@ -90,6 +90,14 @@ fn enqueue<A: Activation>(
             return Err(Error::Align { op, arg, want: 16 });
         }
     }
+    for (arg, strides, rows) in
+        [("out", &out.strides[..], 0), ("ring", &ring.strides[..], 1), ("x", &x.strides[..], 0)]
+    {
+        if strides[rows] >= POSITIONS {
+            let want = "rows must be less than 2^31 elements apart on CUDA";
+            return Err(Error::Stride { op, arg, got: strides.to_vec(), want });
+        }
+    }
     let p = ls_conv_params {
         out: out_at as *mut _,
         ring: ring_at as *mut _,
@@ -115,6 +123,7 @@ fn enqueue<A: Activation>(
         ring_rows: problem.ring_rows as i32,
         silu: i32::from(problem.silu),
         rows_per_thread: grid.rows_per_thread as i32,
+        channels_per_thread: grid.channels_per_thread as i32,
         lanes: grid.lanes as i32,
         programmatic: i32::from(programmatic),
     };

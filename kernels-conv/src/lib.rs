@@ -18,8 +18,8 @@ use kernels_core::{Activation, Backend, Result, Rows, Tensor, TensorMut, bf16};
 /// The operands of a conv launch, outputs first.
 ///
 /// `x` and `out` may have any row stride, `ring` any slot and row stride, so that they can be columns of
-/// wider tensors; channels are contiguous. The CUDA backend needs 16-byte alignment and strides that are
-/// multiples of 8 elements.
+/// wider tensors; channels are contiguous. The CUDA backend needs 16-byte alignment, strides that are
+/// multiples of 8 elements, and rows less than 2^31 elements apart.
 #[derive(Debug)]
 pub struct Args<'a, B: Backend, A: Activation = bf16> {
     /// `[rows, channels]`: the outputs. Rows of skipped sequences, and of nobody, become zeros.

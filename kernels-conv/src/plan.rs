@@ -32,14 +32,16 @@ pub struct Problem {
 pub struct Grid {
     /// Neighbouring rows of a thread: 1, 2 or 4 (prefill always takes 8).
     pub rows_per_thread: usize,
-    /// Threads of a block along the channels, 8 channels each: 32, 64, 128 or 256.
+    /// Neighbouring channels of a thread: 2, 4 or 8 (prefill always takes 8).
+    pub channels_per_thread: usize,
+    /// Threads of a block along the channels: 32, 64, 128 or 256.
     pub lanes: usize,
 }
 
 /// Channels of one 16-byte access.
 pub(crate) const VECTOR: usize = 8;
 
-/// Positions are i32 on the device.
+/// Positions are i32 on the device, and so are strides of rows.
 pub(crate) const POSITIONS: usize = 1 << 31;
 
 /// What the build has kernels for.
@@ -101,6 +103,10 @@ impl Problem {
         if ![1, 2, 4].contains(&grid.rows_per_thread) {
             return Err(Error::invalid(op, "rows_per_thread", grid.rows_per_thread, "it must be 1, 2 or 4"));
         }
+        if ![2, 4, 8].contains(&grid.channels_per_thread) {
+            let want = "it must be 2, 4 or 8";
+            return Err(Error::invalid(op, "channels_per_thread", grid.channels_per_thread, want));
+        }
         if ![32, 64, 128, 256].contains(&grid.lanes) {
             return Err(Error::invalid(op, "lanes", grid.lanes, "it must be 32, 64, 128 or 256"));
         }
@@ -117,19 +123,23 @@ impl Problem {
         Ok(Some(grid))
     }
 
-    /// Few rows: one per thread, spread thin, since latency is all there is. Many: several per thread, so
-    /// that taps and earlier inputs are loaded once for them.
+    /// Few rows: one and few channels per thread, spread thin, since latency is all there is. Many: several
+    /// per thread, so that what threads do alike is done once for them.
     fn choose(&self, multiprocessors: usize) -> Grid {
-        let vectors = self.channels.div_ceil(VECTOR);
-        let threads = vectors * self.sequences.max(1) * self.max_rows;
+        let rows = self.sequences.max(1) * self.max_rows;
+        let threads = |channels: usize| self.channels.div_ceil(channels) * rows;
         let rows_per_thread = match self.max_rows {
             1 => 1,
-            _ if threads <= multiprocessors * 1024 => 1,
+            _ if threads(VECTOR) <= multiprocessors * 1024 => 1,
             2 => 2,
             _ => 4,
         };
-        let lanes = if threads <= multiprocessors * 512 { 32 } else { 64 };
-        Grid { rows_per_thread, lanes }
+        let thin = |channels: &usize| threads(*channels) <= multiprocessors * 512;
+        let channels_per_thread = [2, 4].into_iter().find(thin).unwrap_or(VECTOR);
+        // Blocks of one warp only where there are too few to go round.
+        let wide = self.channels.div_ceil(channels_per_thread * 64) * self.sequences.max(1);
+        let lanes = if wide < multiprocessors { 32 } else { 64 };
+        Grid { rows_per_thread, channels_per_thread, lanes }
     }
 
     /// Shapes, strides and bounds of the operands, in the same words for every backend.
@@ -195,9 +205,17 @@ mod tests {
             let p = Problem { sequences, max_rows, rows: sequences * max_rows, ..problem() };
             grid(p).unwrap().unwrap()
         };
-        assert_eq!(with(1, 1), Grid { rows_per_thread: 1, lanes: 32 });
-        assert_eq!(with(64, 1), Grid { rows_per_thread: 1, lanes: 64 });
-        assert_eq!(with(1, 8), Grid { rows_per_thread: 1, lanes: 32 });
+        let of = |rows_per_thread, channels_per_thread, lanes| Grid {
+            rows_per_thread,
+            channels_per_thread,
+            lanes,
+        };
+        assert_eq!(with(1, 1), of(1, 2, 32));
+        assert_eq!(with(8, 1), of(1, 2, 64));
+        // 132 x 512 threads: 13 sequences of 5120 pairs fit, or 26 of 2560 fours.
+        assert_eq!([13, 14, 26, 27].map(|n| with(n, 1).channels_per_thread), [2, 4, 4, 8]);
+        assert_eq!(with(64, 1), of(1, 8, 64));
+        assert_eq!(with(1, 8), of(1, 2, 32));
         // 132 x 1024 threads: 26 sequences of 4 rows of 1280 vectors fit, 27 do not.
         assert_eq!(with(26, 4).rows_per_thread, 1);
         assert_eq!(with(27, 4).rows_per_thread, 4);
@@ -231,8 +249,12 @@ mod tests {
         assert_eq!(text(many), "conv::test: sequences is 65535; a CUDA grid takes at most 65534");
         let long = Problem { max_rows: 65_536, ..problem() };
         assert_eq!(text(long), "conv::test: max_rows is 65536; a CUDA grid takes at most 65535");
-        let odd = Grid { rows_per_thread: 3, lanes: 64 };
-        let refused = problem().grid(OP, &DeviceInfo::h200(), Some(odd), BOTH).unwrap_err().to_string();
-        assert_eq!(refused, "conv::test: rows_per_thread is 3; it must be 1, 2 or 4");
+        let refused = |rows_per_thread, channels_per_thread, lanes| {
+            let odd = Grid { rows_per_thread, channels_per_thread, lanes };
+            problem().grid(OP, &DeviceInfo::h200(), Some(odd), BOTH).unwrap_err().to_string()
+        };
+        assert_eq!(refused(3, 8, 64), "conv::test: rows_per_thread is 3; it must be 1, 2 or 4");
+        assert_eq!(refused(1, 1, 64), "conv::test: channels_per_thread is 1; it must be 2, 4 or 8");
+        assert_eq!(refused(1, 2, 16), "conv::test: lanes is 16; it must be 32, 64, 128 or 256");
     }
 }

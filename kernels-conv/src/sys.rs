@@ -48,6 +48,7 @@ pub struct ls_conv_params {
     pub ring_rows: i32,
     pub silu: i32,
     pub rows_per_thread: i32,
+    pub channels_per_thread: i32,
     pub lanes: i32,
     pub programmatic: i32,
 }
@@ -77,9 +78,11 @@ const _: () = {
     ["Offset of field: ls_conv_params::silu"][::core::mem::offset_of!(ls_conv_params, silu) - 132usize];
     ["Offset of field: ls_conv_params::rows_per_thread"]
         [::core::mem::offset_of!(ls_conv_params, rows_per_thread) - 136usize];
-    ["Offset of field: ls_conv_params::lanes"][::core::mem::offset_of!(ls_conv_params, lanes) - 140usize];
+    ["Offset of field: ls_conv_params::channels_per_thread"]
+        [::core::mem::offset_of!(ls_conv_params, channels_per_thread) - 140usize];
+    ["Offset of field: ls_conv_params::lanes"][::core::mem::offset_of!(ls_conv_params, lanes) - 144usize];
     ["Offset of field: ls_conv_params::programmatic"]
-        [::core::mem::offset_of!(ls_conv_params, programmatic) - 144usize];
+        [::core::mem::offset_of!(ls_conv_params, programmatic) - 148usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {

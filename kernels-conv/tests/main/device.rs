@@ -113,13 +113,18 @@ pub fn grids_share_their_bits(device: &Device) {
         let mut reference = World::<Cpu, bf16>::new(&(), p, &parameters);
         let want: Vec<_> = rounds.iter().map(|chunks| reference.run(Kind::Verify, chunks).concat()).collect();
         for rows_per_thread in [1, 2, 4] {
-            for lanes in [32, 64, 128, 256] {
-                let grid = Grid { rows_per_thread, lanes };
-                let mut world = World::<Cuda, bf16>::new(&device.queue, p, &parameters).with_grid(grid);
-                assert_eq!(world.verify.as_ref().unwrap().grid(), Some(grid));
-                for (chunks, want) in rounds.iter().zip(&want) {
-                    let got = world.run(Kind::Verify, chunks);
-                    assert_same_bits(&format!("{grid:?}"), &got.concat(), want);
+            for channels_per_thread in [2, 4, 8] {
+                for lanes in [32, 64, 128, 256] {
+                    let grid = Grid { rows_per_thread, channels_per_thread, lanes };
+                    let mut world = World::<Cuda, bf16>::new(&device.queue, p, &parameters).with_grid(grid);
+                    assert_eq!(world.verify.as_ref().unwrap().grid(), Some(grid));
+                    for (chunks, want) in rounds.iter().zip(&want) {
+                        let got = world.run(Kind::Verify, chunks);
+                        assert_same_bits(&format!("{grid:?}"), &got.concat(), want);
+                    }
+                    for slot in 0..p.slots {
+                        assert_same_bits("ring", &world.ring(slot).concat(), &reference.ring(slot).concat());
+                    }
                 }
             }
         }

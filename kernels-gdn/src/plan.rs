@@ -186,19 +186,15 @@ impl Problem {
         Ok(Some(Deal { grid, multiprocessors: device.multiprocessors }))
     }
 
-    /// Persistent blocks where each gets more than one head; below that small tiles, which spread few heads
-    /// over the chip.
+    /// Persistent blocks where each gets more than one head. Else the largest tile that leaves half of the
+    /// multiprocessors with work: a larger one loads a key once for more rows.
     fn choose(&self, multiprocessors: usize, hopper: bool) -> Grid {
         let heads = self.sequences * self.v_heads;
         if hopper && heads >= 2 * multiprocessors {
             return Grid::Hopper;
         }
-        let tile = match heads * HEAD {
-            rows if rows >= 2 * multiprocessors * 64 => 64,
-            rows if rows >= multiprocessors * 32 => 32,
-            _ => 16,
-        };
-        Grid::Generic { tile }
+        let fills = |tile: &usize| 2 * heads * HEAD >= multiprocessors * tile;
+        Grid::Generic { tile: [64, 32].into_iter().find(fills).unwrap_or(16) }
     }
 }
 
@@ -231,12 +227,15 @@ mod tests {
     #[test]
     fn few_heads_are_spread_and_many_persist() {
         let on_h200 = |sequences| chosen(sequences, &DeviceInfo::h200(), Kernels::Both);
-        assert_eq!(on_h200(1), Grid::Generic { tile: 32 });
-        assert_eq!(on_h200(2), Grid::Generic { tile: 32 });
-        // 132 multiprocessors: 264 half heads are there from 2.75 sequences of 48 heads on, 264 heads from 5.5.
-        assert_eq!(on_h200(3), Grid::Generic { tile: 64 });
-        assert_eq!(on_h200(5), Grid::Generic { tile: 64 });
+        assert_eq!([1, 5].map(on_h200), [Grid::Generic { tile: 64 }; 2]);
+        // 132 multiprocessors: 264 heads are there from 5.5 sequences of 48 on.
         assert_eq!(on_h200(6), Grid::Hopper);
+        // 66 tiles of 64 rows take 33 heads.
+        let one = |v_heads| {
+            let p = Problem { v_heads, ..problem(1) };
+            p.deal(OP, &DeviceInfo::h200(), None, BOTH, Kernels::Both).unwrap().unwrap().grid
+        };
+        assert_eq!([48, 32, 16].map(one), [64, 32, 16].map(|tile| Grid::Generic { tile }));
         let few = Problem { k_heads: 2, v_heads: 4, ..problem(1) };
         let grid = few.deal(OP, &DeviceInfo::h200(), None, BOTH, Kernels::Both).unwrap().unwrap().grid;
         assert_eq!(grid, Grid::Generic { tile: 16 });

@@ -62,6 +62,7 @@ if [[ $what == examples || $what == all ]]; then
   for exe in $(each examples); do run "example $(basename "$exe")" "$exe" "$@"; done
 fi
 if [[ $what == sanitize ]]; then
+  export LOCKSTEP_SANITIZED=1
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
   if [[ -z $sanitizer ]]; then echo "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin" >&2 && exit 3; fi
   for tool in ${LOCKSTEP_SANITIZERS:-memcheck racecheck synccheck initcheck}; do

@@ -60,7 +60,8 @@ pub fn blocks_may_meet_states_in_any_order(device: &Device) {
         }
     }
     // A sanitizer runs one launch at a time, so that nothing can be beside another.
-    assert!(beside > 0 || busy == 0, "the other stream was always done first");
+    let alone = busy == 0 || std::env::var("LOCKSTEP_SANITIZED").is_ok_and(|v| v == "1");
+    assert!(beside > 0 || alone, "the other stream was always done first");
 }
 
 struct Outcome {

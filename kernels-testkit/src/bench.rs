@@ -94,8 +94,9 @@ impl Bench {
             });
         }
         let copy = |_| {
-            let (from, mut to) = memory.split_at_mut(bytes / 2);
-            Ok(queue.memcpy_dtod(&from, &mut to)?)
+            // By a kernel: inside a graph the driver's own copy is the copy engine's, at little over half the speed.
+            let (from, to) = memory.split_at_mut(bytes / 2);
+            selftest::copy(&queue, to, from.as_view(), blocks)
         };
         self.cuda("ceiling/copy", bytes as u64, PASSES, copy);
         self.ceiling = best.map(|t| bytes as f64 / t.as_secs_f64());

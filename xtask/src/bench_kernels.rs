@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// Rows of an earlier run, to compare with.
     #[arg(long)]
     baseline: Option<PathBuf>,
-    /// Run nothing; read criterion's results from this folder.
+    /// Run nothing; read criterion's results from this folder, or the rows of an earlier `--json`.
     #[arg(long)]
     from: Option<PathBuf>,
     /// Also draw a chart of each family and model into this folder.
@@ -76,26 +76,26 @@ struct Peer {
 pub(crate) fn run(options: Options) -> Result<()> {
     let root = root();
     let peers = peers(&root)?;
-    let baseline: Vec<Row> = match &options.baseline {
-        Some(path) => {
-            let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-            serde_json::from_str(&text)
-                .with_context(|| format!("{} is not an earlier --json", path.display()))?
-        }
-        None => vec![],
-    };
-    let (folder, since) = match &options.from {
-        Some(folder) => (folder.clone(), SystemTime::UNIX_EPOCH),
+    let baseline = options.baseline.as_deref().map(earlier).transpose()?.unwrap_or_default();
+    let mut rows = vec![];
+    let folder = match &options.from {
+        Some(from) => from.clone(),
         None => {
-            let since = SystemTime::now();
-            bench(&root, options.filter.as_deref())?;
             let target =
                 std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-            (target.join("criterion"), since)
+            target.join("criterion")
         }
     };
-    let mut rows = vec![];
-    gather(&folder, since, &mut rows).with_context(|| format!("reading {}", folder.display()))?;
+    if folder.is_file() {
+        rows = earlier(&folder)?;
+    } else {
+        let mut since = SystemTime::UNIX_EPOCH;
+        if options.from.is_none() {
+            since = SystemTime::now();
+            bench(&root, options.filter.as_deref())?;
+        }
+        gather(&folder, since, &mut rows).with_context(|| format!("reading {}", folder.display()))?;
+    }
     let ceiling = rows.iter().find(|r| r.id == CEILING).and_then(|r| r.terabytes_per_second);
     let copy = rows.iter().find(|r| r.id == COPY).and_then(|r| r.terabytes_per_second);
     let wanted = |id: &str| options.filter.as_ref().is_none_or(|f| f.split('|').any(|f| id.contains(f)));
@@ -138,6 +138,12 @@ fn comparable(copy: Option<f64>, peers: f64) -> String {
     let off = copy / peers - 1.0;
     let verdict = if off.abs() > 0.03 { "its ratios to peers do not count" } else { "ratios to peers count" };
     format!("{COPY} {copy:.3} TB/s, {:+.1} % from the peers' run ({peers:.3}): {verdict}", off * 100.0)
+}
+
+/// The rows that an earlier `--json` wrote.
+fn earlier(path: &Path) -> Result<Vec<Row>> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is not an earlier --json", path.display()))
 }
 
 fn bench(root: &Path, filter: Option<&str>) -> Result<()> {

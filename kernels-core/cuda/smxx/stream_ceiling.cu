@@ -1,4 +1,4 @@
-// The streaming-read ceiling: 16-byte loads, eight in flight per thread, nothing written.
+// The ceilings of streaming reads and of copies: 16-byte loads, eight in flight per thread.
 #include "kernels_core.h"
 #include "lockstep/launch.cuh"
 #include "lockstep/pdl.cuh"
@@ -6,12 +6,13 @@
 
 namespace lockstep::core {
 
-static_assert(sizeof(ls_core_read_params) == 32, "src/sys.rs describes this layout");
+static_assert(sizeof(ls_core_stream_params) == 40, "src/sys.rs describes this layout");
 
 constexpr int kThreads = 512;
 constexpr int kInFlight = 8;
 
-__global__ void __launch_bounds__(kThreads, 2048 / kThreads) read(const ls_core_read_params p) {
+template <bool kCopies>
+__global__ void __launch_bounds__(kThreads, 2048 / kThreads) stream(const ls_core_stream_params p) {
   pdl::wait();
   const auto* from = static_cast<const uint4*>(p.from);
   const int64_t vectors = p.bytes / kVectorBytes;
@@ -23,6 +24,13 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads) read(const ls_core_
     for (int j = 0; j < kInFlight; ++j) {
       held[j] = i + j * stride < vectors ? load_global(from + i + j * stride) : uint4{};
     }
+    if constexpr (kCopies) {
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        if (i + j * stride < vectors) store_global(static_cast<uint4*>(p.to) + i + j * stride, held[j]);
+      }
+      continue;
+    }
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) seen |= held[j].x & held[j].y & held[j].z & held[j].w;
   }
@@ -32,7 +40,8 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads) read(const ls_core_
 
 }  // namespace lockstep::core
 
-extern "C" int32_t ls_core_read_smxx(const ls_core_read_params* p, ls_stream_t stream) {
+extern "C" int32_t ls_core_stream_smxx(const ls_core_stream_params* p, ls_stream_t stream) {
   using namespace lockstep;
-  return launch(core::read, p->blocks, core::kThreads, 0, stream, false, *p);
+  const auto kernel = p->to ? core::stream<true> : core::stream<false>;
+  return launch(kernel, p->blocks, core::kThreads, 0, stream, false, *p);
 }

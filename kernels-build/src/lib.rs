@@ -31,7 +31,7 @@
 //! | `LOCKSTEP_CUDA_ARCHS` | `80;90a` by default; `native` asks the device of this machine |
 //! | `LOCKSTEP_STUB=1` (and `DOCS_RS`) | the whole interface without kernels, on any machine |
 //! | `LOCKSTEP_STRICT=1` | every nvcc warning is an error, a register spill among them |
-//! | `LOCKSTEP_CHECKED=1` | defines `LS_CHECKED`: device asserts |
+//! | `LOCKSTEP_CHECKED=1` | defines `LS_CHECKED`: device asserts, and barriers in a form that racecheck can follow |
 //! | `LOCKSTEP_CACHE_DIR` | a folder where checkouts and profiles share compiled objects |
 
 use std::{

@@ -58,4 +58,12 @@ impl Device {
         graph?
             .ok_or_else(|| Error::invalid("Device::capture", "graph", "empty", "something must be enqueued"))
     }
+
+    /// How many launches and copies a graph holds.
+    pub fn nodes(graph: &CudaGraph) -> Result<usize> {
+        let mut count = 0;
+        // SAFETY: the graph lives as long as the borrow; without an array the call only counts.
+        unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &mut count) }.result()?;
+        Ok(count)
+    }
 }

@@ -23,7 +23,7 @@ struct Header {
   __nv_bfloat16* out;    // where the first token's output would be
   int32_t tokens;        // of the chunk
   int32_t pending;       // the first of them, which are replayed
-  int32_t store_before;  // the state is stored before this token of the chunk; `tokens`: behind the last one
+  int32_t store_before;  // the state is stored before this token, if the chunk has it
   bool last;             // chunk of its head
 };
 

@@ -29,6 +29,7 @@ pub fn replays_equal_eager_runs(device: &Device) {
                 replayed.stage(&launch.filled(&p, slots.len() + 1, rows));
                 // Captured once, after the eager run has loaded the module.
                 let graph = graph.get_or_insert_with(|| device.capture(|| replayed.enqueue(kind)).unwrap());
+                assert_eq!(Device::nodes(graph).unwrap(), 1, "one launch does it all");
                 graph.launch().unwrap();
                 replayed.keep(kind, &kept);
                 let what = format!("{kind:?} {round}, {grid:?}");

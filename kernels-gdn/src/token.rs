@@ -200,3 +200,37 @@ pub(crate) fn decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
 pub(crate) fn query_scale(k_dim: usize) -> f32 {
     (1.0 / (k_dim as f64).sqrt()) as f32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One row of the state, seen by a token of one element: its output.
+    fn output(state: f32, key: f32, query: f32, value: f32) -> f32 {
+        let at_zero = |x: f32| {
+            let mut all = [0.0; LANES];
+            all[0] = x;
+            all
+        };
+        let mut rows = [0.0; TILE * LANES];
+        rows[0] = state;
+        let token = Step {
+            key: &at_zero(key),
+            query: Some((&at_zero(query), 1.0)),
+            decay: 1.0 + 1.0 / 4096.0,
+            beta: 1.0,
+            write: false,
+            misfused: false,
+        };
+        step(&mut rows, &token, &[value; TILE], &mut Accumulators::new())[0]
+    }
+
+    /// Rounded twice, the decayed product of both cases would be 1 + 2^-11, and the result 0.
+    #[test]
+    fn decayed_reads_are_added_in_one_rounding() {
+        let (near_one, square) = (1.0 + 1.0 / 4096.0, 1.0 + 1.0 / 2048.0);
+        let rest = f32::from_bits((127 - 24) << 23); // 2^-24
+        assert_eq!(output(near_one, 0.0, 1.0, -square), rest, "o = fma(d, p, qk u)");
+        assert_eq!(output(near_one, 1.0, 0.0, square), -rest, "u = beta fma(-d, r, v)");
+    }
+}

@@ -75,26 +75,15 @@ impl<'a> Launch<'a> {
     }
 
     fn rows<A: Activation>(&self, args: Args<'_, Cuda, A>, kernel: Launcher) -> Result<()> {
-        let (op, p, on) = (self.op, self.problem, self.on);
+        let (op, on) = (self.op, self.on);
         let Args { mut out, mut state, mut journal, mut faults, folded, q, k, v, a, b, a_log, dt_bias, rows } =
             args;
         self.check_state(&state.strides)?;
-        if a.strides[1] != 1 || b.strides[1] != 1 || out.strides[2] != 1 {
-            let arg = if a.strides[1] != 1 {
-                "a"
-            } else if b.strides[1] != 1 {
-                "b"
-            } else {
-                "out"
-            };
-            let got = if arg == "a" {
-                a.strides.to_vec()
-            } else if arg == "b" {
-                b.strides.to_vec()
-            } else {
-                out.strides.to_vec()
-            };
-            return Err(Error::Stride { op, arg, got, want: "the last stride must be 1" });
+        for (arg, strides) in [("a", &a.strides[..]), ("b", &b.strides[..]), ("out", &out.strides[..])] {
+            if strides.last() != Some(&1) {
+                let (got, want) = (strides.to_vec(), "the last stride must be 1");
+                return Err(Error::Stride { op, arg, got, want });
+            }
         }
         // The guards record events when dropped, so they must outlive the launch.
         let (out_at, _out) = out.data.device_ptr_mut(on);
@@ -153,7 +142,6 @@ impl<'a> Launch<'a> {
             b_row_stride: b.strides[0] as i64,
             ..self.no_operands()
         };
-        debug_assert_eq!(p.k_dim, HEAD);
         // SAFETY: `Args::check` bounded every operand, alignment was checked above, and the stream belongs to
         // the context that `new` bound.
         Error::status(op, unsafe { kernel(&params, on.cu_stream().cast()) })

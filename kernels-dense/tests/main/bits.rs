@@ -153,6 +153,30 @@ fn epilogues_round_where_separate_steps_do() {
     });
 }
 
+/// The documented order of a norm's sum, written down once more, recursively.
+#[test]
+fn norms_sum_in_the_documented_order() {
+    fn halves(x: &[f32]) -> f32 {
+        match x {
+            [even, odd] => odd.mul_add(*odd, even * even),
+            _ => {
+                let (first, second) = x.split_at(x.len() / 2);
+                halves(first) + halves(second)
+            }
+        }
+    }
+    calm(|| {
+        for n in [1, 2, 3, 8, 100, 128, 129, 256, 384, 1000, 2048, 5120, 6144] {
+            let x: Vec<f32> = Rng::new(n as u64).normals(n, 1.0);
+            let mut filled = x.clone();
+            filled.resize(n.next_power_of_two().max(2), 0.0);
+            let scale = 1.0 / halves(&filled).mul_add(1.0 / n as f32, EPS).sqrt();
+            let want: Vec<f32> = x.iter().map(|x| x * scale).collect();
+            same(&format!("the sum of {n} squares"), &norm(1, EPS, &x, &vec![0.0; n]), &want).unwrap();
+        }
+    });
+}
+
 #[test]
 fn norm_rows_do_not_know_of_each_other() {
     fn check<A: Activation>() {

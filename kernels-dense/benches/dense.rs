@@ -1,12 +1,11 @@
-//! The dense operators at the shapes of real models.
+//! The linear layers, the head and the experts at the shapes of real models; norms: norms.rs.
 //!
 //! Ids: `dense/OP/MODEL/NAME/rROWS`. Bytes are what must move at least once. The CPU backend is timed on
 //! weights that fit a laptop.
 
 use kernels_core::{Cpu, DeviceInfo, Tensor, TensorMut, bf16};
 use kernels_dense::{
-    AddNorm, AddNormArgs, Epilogue, GatedNorm, GatedNormArgs, GatedNormProblem, Head, HeadArgs, HeadProblem,
-    Linear, LinearArgs, LinearProblem, Moe, MoeArgs, MoeProblem, NormProblem,
+    Epilogue, Head, HeadArgs, HeadProblem, Linear, LinearArgs, LinearProblem, Moe, MoeArgs, MoeProblem,
 };
 use kernels_testkit::{bench::Bench, rng::Rng};
 
@@ -41,8 +40,6 @@ fn main() {
     }
     for rows in [1, 3] {
         head(&mut bench, rows);
-        add_norm(&mut bench, rows);
-        gated_norm(&mut bench, rows);
         moe(&mut bench, rows);
     }
 }
@@ -80,44 +77,6 @@ fn head(bench: &mut Bench, rows: usize) {
             argmax: Some(TensorMut::of(&mut best, [rows])),
             x: Tensor::of(&x, [rows, k]),
             weight: Tensor::of(&weight, [vocab, k]),
-        };
-        op.run(&(), args).expect("the operands fit");
-    });
-}
-
-fn add_norm(bench: &mut Bench, rows: usize) {
-    let n = 256;
-    let op = AddNorm::plan(NormProblem { rows, n, eps: 1e-6 }, &DeviceInfo::cpu())
-        .expect("the CPU takes every shape");
-    let (x, weight) = (vec![bf16::ZERO; rows * n], normals(n, 0.1));
-    let (mut residual, mut out) = (normals(rows * n, 1.0), vec![bf16::ZERO; rows * n]);
-    let bytes = 2 * (4 * rows * n + n) as u64;
-    bench.cpu(&format!("dense/add_norm/qwen3.5-tiny/hidden/r{rows}"), bytes, || {
-        let args = AddNormArgs::<Cpu> {
-            residual: TensorMut::of(&mut residual, [rows, n]),
-            out: TensorMut::of(&mut out, [rows, n]),
-            x: Tensor::of(&x, [rows, n]),
-            weight: Tensor::of(&weight, [n]),
-        };
-        op.run(&(), args).expect("the operands fit");
-    });
-}
-
-fn gated_norm(bench: &mut Bench, rows: usize) {
-    let (heads, head_dim) = (4, 128);
-    let problem = GatedNormProblem { rows, heads, head_dim, eps: 1e-6 };
-    let op = GatedNorm::plan(problem, &DeviceInfo::cpu()).expect("the CPU takes every shape");
-    let len = rows * heads * head_dim;
-    let (x, gate, weight) = (normals(len, 1.0), normals(len, 2.0), vec![1.0f32; head_dim]);
-    let mut out = vec![bf16::ZERO; len];
-    let bytes = (2 * 3 * len + 4 * head_dim) as u64;
-    bench.cpu(&format!("dense/gated_norm/qwen3.5-tiny/v_heads/r{rows}"), bytes, || {
-        let dims = [rows, heads, head_dim];
-        let args = GatedNormArgs::<Cpu> {
-            out: TensorMut::of(&mut out, dims),
-            x: Tensor::of(&x, dims),
-            gate: Tensor::of(&gate, dims),
-            weight: Tensor::of(&weight, [head_dim]),
         };
         op.run(&(), args).expect("the operands fit");
     });

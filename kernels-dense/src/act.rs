@@ -3,7 +3,7 @@
 use crate::{DenseBackend, plan};
 use kernels_core::{Activation, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
 
-const OP: &str = "dense::silu_mul";
+pub(crate) const OP: &str = "dense::silu_mul";
 
 /// The sizes of [`SiluMul`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,9 +1,12 @@
 //! Token ids to rows.
 
-use crate::{DenseBackend, plan};
+use crate::{
+    DenseBackend,
+    plan::{self, BUILT},
+};
 use kernels_core::{Activation, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
 
-const OP: &str = "dense::embed";
+pub(crate) const OP: &str = "dense::embed";
 
 /// The sizes of an embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,9 +31,15 @@ pub struct EmbedArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
 }
 
 /// `out[i] = A(table[ids[i]])`.
+///
+/// The CUDA kernel has bf16 rows and tables only, widths and strides that are multiples of 8, and operands aligned to
+/// 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Embed {
     problem: EmbedProblem,
+    /// Whether it was planned for a CUDA device.
+    pub(crate) on_cuda: bool,
+    pub(crate) programmatic: bool,
 }
 
 impl Embed {
@@ -38,8 +47,16 @@ impl Embed {
     pub fn plan(problem: EmbedProblem, device: &DeviceInfo) -> Result<Self> {
         plan::rows(OP, problem.rows)?;
         plan::sizes(OP, [("n", problem.n), ("vocab", problem.vocab)])?;
-        plan::on_cpu(OP, device)?;
-        Ok(Embed { problem })
+        plan::vectors(OP, problem.n, device)?;
+        let on_cuda = plan::has_kernel(OP, device, BUILT)?;
+        Ok(Embed { problem, on_cuda, programmatic: false })
+    }
+
+    /// Lets the CUDA kernel begin while the one before it on the stream still runs; it touches nothing before that
+    /// one is done.
+    pub fn overlapping(mut self, on: bool) -> Self {
+        self.programmatic = on;
+        self
     }
 
     /// The sizes it was planned for.

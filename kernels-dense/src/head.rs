@@ -3,7 +3,7 @@
 use crate::{DenseBackend, plan};
 use kernels_core::{Activation, Backend, DeviceInfo, Error, Result, Tensor, TensorMut, bf16};
 
-const OP: &str = "dense::head";
+pub(crate) const OP: &str = "dense::head";
 
 /// The sizes of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

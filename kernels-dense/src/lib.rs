@@ -2,12 +2,16 @@
 
 mod act;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod embed;
 mod head;
 mod linear;
 mod moe;
 mod norm;
 mod plan;
+#[cfg(feature = "cuda")]
+mod sys;
 
 pub use act::{SiluMul, SiluMulArgs, SiluMulProblem};
 pub use embed::{Embed, EmbedArgs, EmbedProblem};

@@ -3,7 +3,7 @@
 use crate::{DenseBackend, plan};
 use kernels_core::{Activation, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
 
-const OP: &str = "dense::linear";
+pub(crate) const OP: &str = "dense::linear";
 
 /// What happens to a sum once it is rounded to the activation type.
 ///

@@ -3,7 +3,7 @@
 use crate::{DenseBackend, plan};
 use kernels_core::{Activation, Backend, DeviceInfo, Error, Result, Tensor, TensorMut, bf16};
 
-const OP: &str = "dense::moe";
+pub(crate) const OP: &str = "dense::moe";
 
 /// The sizes of a mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,10 +1,38 @@
 //! What every plan of this crate refuses, in the same words.
 
-use kernels_core::{DeviceInfo, Error, Result};
+use kernels_core::{Archs, DeviceInfo, Error, Result};
 
-/// Only the CPU half exists in this build.
+/// Elements of a 16-byte access.
+pub(crate) const VECTOR: usize = 8;
+
+/// What the build has kernels for.
+#[cfg(feature = "cuda")]
+pub(crate) const BUILT: Archs = Archs { sm80: cfg!(kernels_sm80), sm90a: cfg!(kernels_sm90) };
+#[cfg(not(feature = "cuda"))]
+pub(crate) const BUILT: Archs = Archs { sm80: false, sm90a: false };
+
+/// For operations that have no kernel yet in any build.
 pub(crate) fn on_cpu(op: &'static str, device: &DeviceInfo) -> Result<()> {
     if device.arch.is_some() { Err(Error::NotBuilt { op }) } else { Ok(()) }
+}
+
+/// Whether there is a kernel for `device` to run; `false` on the CPU, which needs none.
+pub(crate) fn has_kernel(op: &'static str, device: &DeviceInfo, built: Archs) -> Result<bool> {
+    match device.arch {
+        None => Ok(false),
+        Some(_) if built == Archs::default() => Err(Error::NotBuilt { op }),
+        Some(arch) if built.run_on(arch) => Ok(true),
+        Some(arch) => Err(Error::Arch { op, device: arch, built }),
+    }
+}
+
+/// Rows of whole vectors, where the device is a GPU.
+pub(crate) fn vectors(op: &'static str, n: usize, device: &DeviceInfo) -> Result<()> {
+    if device.arch.is_some() && !n.is_multiple_of(VECTOR) {
+        let what = format!("a width of {n} on CUDA (multiples of {VECTOR} are)");
+        return Err(Error::Unsupported { op, what });
+    }
+    Ok(())
 }
 
 /// A number of rows: zero is a launch that does nothing.

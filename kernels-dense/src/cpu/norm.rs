@@ -1,31 +1,62 @@
-//! Norms. Squares are summed like this for every width: element i goes to lane i mod [`LANES`], by a fused
-//! multiply-add, i ascending; then the lanes are added by [`tree`].
+//! Norms. The squares of a row are summed by halves: a part's sum is that of its first half plus that of its
+//! second, down to pairs, whose second square is added by a fused multiply-add. The row is filled up with zeros to a
+//! power of two, which changes nothing: no square is below +0.
 
-use super::{round, tree, wide::wide};
+use super::{round, wide::wide};
 use crate::{AddNormArgs, ConcatNormArgs, GatedNormArgs, GatedNormProblem, NormArgs, NormProblem};
 use kernels_core::{
     Activation, Cpu,
     ref_math::{rsqrt, silu},
 };
 
-const LANES: usize = 32;
+/// Elements that are halved level by level: a head of the gated delta net.
+const BLOCK: usize = 128;
 
-/// 1 / sqrt(mean(x²) + eps)
+/// Sums of neighbours; `M` is half of `N`.
+#[inline(always)]
+fn halve<const N: usize, const M: usize>(sums: &[f32; N]) -> [f32; M] {
+    std::array::from_fn(|i| sums[2 * i] + sums[2 * i + 1])
+}
+
+#[inline(always)]
+fn block<A: Activation>(x: &[A; BLOCK]) -> f32 {
+    let pairs: [f32; 64] = std::array::from_fn(|i| {
+        let (even, odd) = (x[2 * i].to_f32(), x[2 * i + 1].to_f32());
+        odd.mul_add(odd, even * even)
+    });
+    let eight: [f32; 8] = halve::<16, 8>(&halve::<32, 16>(&halve::<64, 32>(&pairs)));
+    let [sum] = halve::<2, 1>(&halve::<4, 2>(&halve::<8, 4>(&eight)));
+    sum
+}
+
+#[inline(always)]
+fn sum_of_squares<A: Activation>(x: &[A]) -> f32 {
+    let (whole, rest) = x.as_chunks::<BLOCK>();
+    let mut last = [A::from_f32(0.0); BLOCK];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = if rest.is_empty() { None } else { Some(&last) };
+    // sums[level]: of 2^level blocks, where that bit of the number of blocks is set. Two of one size are one of the
+    // next.
+    let mut sums = [0.0f32; usize::BITS as usize];
+    let mut blocks = 0usize;
+    for x in whole.iter().chain(last) {
+        let mut sum = block(x);
+        let mut level = 0;
+        while blocks >> level & 1 == 1 {
+            sum += sums[level];
+            level += 1;
+        }
+        sums[level] = sum;
+        blocks += 1;
+    }
+    // What is behind the last block is zeros, so that a smaller part is the second half's sum.
+    (0..sums.len()).filter(|level| blocks >> level & 1 == 1).fold(0.0, |sum, level| sums[level] + sum)
+}
+
+/// 1 / sqrt(mean(x²) + eps); the mean by a multiplication with 1 / n, and eps is added to it unrounded.
 #[inline(always)]
 fn scale<A: Activation>(x: &[A], eps: f32) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    let (whole, rest) = x.as_chunks::<LANES>();
-    for x in whole {
-        for lane in 0..LANES {
-            let x = x[lane].to_f32();
-            lanes[lane] = x.mul_add(x, lanes[lane]);
-        }
-    }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
-        let x = x.to_f32();
-        *lane = x.mul_add(x, *lane);
-    }
-    rsqrt(tree(lanes) / x.len() as f32 + eps)
+    rsqrt(sum_of_squares(x).mul_add(1.0 / x.len() as f32, eps))
 }
 
 wide! {

@@ -19,20 +19,17 @@ fn must_fail(name: &'static str, checks: &[fn() -> Check]) {
     });
 }
 
-#[test]
-fn one_product_rounded_before_it_is_added() {
+pub(crate) fn one_product_rounded_before_it_is_added() {
     must_fail("dense.contract_one", &[literal::fused, bits::linear_order::<f32>]);
 }
 
-#[test]
-fn a_sum_whose_order_depends_on_the_rows() {
+pub(crate) fn a_sum_whose_order_depends_on_the_rows() {
     must_fail(
         "dense.order_by_rows",
         &[bits::linear_rows::<bf16, bf16>, bits::linear_rows::<f32, f32>, moe::moe_rows::<f32>],
     );
 }
 
-#[test]
-fn experts_added_in_order_of_arrival() {
+pub(crate) fn experts_added_in_order_of_arrival() {
     must_fail("dense.moe_arrival_order", &[moe::moe_rows::<f32>]);
 }

@@ -48,8 +48,7 @@ pub(crate) fn linear_rows<A: Activation, W: Activation>() -> Check {
     Ok(())
 }
 
-#[test]
-fn linear_rows_do_not_know_of_each_other() {
+pub(crate) fn linear_rows_do_not_know_of_each_other() {
     calm(|| {
         linear_rows::<bf16, bf16>().unwrap();
         linear_rows::<f16, f16>().unwrap();
@@ -84,8 +83,7 @@ pub(crate) fn linear_order<W: Activation>() -> Check {
     Ok(())
 }
 
-#[test]
-fn linear_sums_in_the_documented_order() {
+pub(crate) fn linear_sums_in_the_documented_order() {
     calm(|| {
         linear_order::<f32>().unwrap();
         linear_order::<bf16>().unwrap();
@@ -93,8 +91,7 @@ fn linear_sums_in_the_documented_order() {
     });
 }
 
-#[test]
-fn negative_zeros_and_the_last_partial_vector() {
+pub(crate) fn negative_zeros_and_the_last_partial_vector() {
     // Every product is -0, so every lane stays what it was: padding a vector must not turn -0 to +0.
     calm(|| {
         for k in 1..20 {
@@ -106,8 +103,7 @@ fn negative_zeros_and_the_last_partial_vector() {
     });
 }
 
-#[test]
-fn epilogues_round_where_separate_steps_do() {
+pub(crate) fn epilogues_round_where_separate_steps_do() {
     fn check<A: Activation>() {
         let (rows, k, n) = (5, 96, 33);
         let mut rng = Rng::new(3);
@@ -153,8 +149,30 @@ fn epilogues_round_where_separate_steps_do() {
     });
 }
 
-#[test]
-fn norm_rows_do_not_know_of_each_other() {
+/// The documented order of a norm's sum, written down once more, recursively.
+pub(crate) fn norms_sum_in_the_documented_order() {
+    fn halves(x: &[f32]) -> f32 {
+        match x {
+            [even, odd] => odd.mul_add(*odd, even * even),
+            _ => {
+                let (first, second) = x.split_at(x.len() / 2);
+                halves(first) + halves(second)
+            }
+        }
+    }
+    calm(|| {
+        for n in [1, 2, 3, 8, 100, 128, 129, 256, 384, 1000, 2048, 5120, 6144] {
+            let x: Vec<f32> = Rng::new(n as u64).normals(n, 1.0);
+            let mut filled = x.clone();
+            filled.resize(n.next_power_of_two().max(2), 0.0);
+            let scale = 1.0 / halves(&filled).mul_add(1.0 / n as f32, EPS).sqrt();
+            let want: Vec<f32> = x.iter().map(|x| x * scale).collect();
+            same(&format!("the sum of {n} squares"), &norm(1, EPS, &x, &vec![0.0; n]), &want).unwrap();
+        }
+    });
+}
+
+pub(crate) fn norm_rows_do_not_know_of_each_other() {
     fn check<A: Activation>() {
         for n in [1, 31, 32, 33, 128, 256, 300] {
             let rows = 7;
@@ -187,8 +205,7 @@ fn norm_rows_do_not_know_of_each_other() {
     });
 }
 
-#[test]
-fn a_row_of_nan_stays_alone() {
+pub(crate) fn a_row_of_nan_stays_alone() {
     calm(|| {
         let (rows, k, n) = (6, 40, 13);
         let mut rng = Rng::new(8);
@@ -213,8 +230,7 @@ fn a_row_of_nan_stays_alone() {
     });
 }
 
-#[test]
-fn strided_operands_and_their_gaps() {
+pub(crate) fn strided_operands_and_their_gaps() {
     // Rows inside wider rows of NaN: nothing may be read from or written to the gaps.
     calm(|| {
         let (rows, k, n) = (3, 20, 9);
@@ -247,8 +263,7 @@ fn strided_operands_and_their_gaps() {
     });
 }
 
-#[test]
-fn threads_do_not_change_bits() {
+pub(crate) fn threads_do_not_change_bits() {
     // Large enough that the outputs are spread over threads, and not a multiple of anything.
     calm(|| {
         let (rows, k, n) = (5, 520, 1031);
@@ -273,8 +288,7 @@ fn threads_do_not_change_bits() {
     });
 }
 
-#[test]
-fn calls_from_many_threads_at_once() {
+pub(crate) fn calls_from_many_threads_at_once() {
     // While a thread waits for its share it may be given another call: buffers must not be mixed up.
     calm(|| {
         use rayon::prelude::*;
@@ -293,8 +307,7 @@ fn calls_from_many_threads_at_once() {
     });
 }
 
-#[test]
-fn head_and_linear_share_their_sums() {
+pub(crate) fn head_and_linear_share_their_sums() {
     calm(|| {
         let (rows, k, vocab) = (4, 72, 50);
         let mut rng = Rng::new(1);

@@ -22,8 +22,7 @@ fn assert_near(what: &str, got: &[f32], want: &[f32], bound: impl Fn(usize) -> f
     }
 }
 
-#[test]
-fn norms_of_transformers() {
+pub(crate) fn norms_of_transformers() {
     calm(|| {
         let f = open();
         let (shape, x) = f.get("norm.x");
@@ -43,8 +42,7 @@ fn norms_of_transformers() {
     });
 }
 
-#[test]
-fn feed_forward_of_transformers() {
+pub(crate) fn feed_forward_of_transformers() {
     calm(|| {
         let f = open();
         let (shape, x) = f.get("mlp.x");
@@ -67,8 +65,7 @@ fn feed_forward_of_transformers() {
     });
 }
 
-#[test]
-fn mixture_of_experts_of_transformers() {
+pub(crate) fn mixture_of_experts_of_transformers() {
     calm(|| {
         let f = open();
         let (shape, x) = f.get("moe.x");

@@ -8,8 +8,7 @@ fn b(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|v| bf16::from_f32(*v)).collect()
 }
 
-#[test]
-fn linear_stores_adds_and_gates() {
+pub(crate) fn linear_stores_adds_and_gates() {
     calm(|| {
         let x = [1.0f32, 2.0, 3.0, -1.0, 0.5, 4.0];
         let weight = [1.0f32, 0.0, 2.0, 0.0, -1.0, 1.0];
@@ -24,8 +23,7 @@ fn linear_stores_adds_and_gates() {
     });
 }
 
-#[test]
-fn the_sum_is_rounded_before_it_is_added_to_the_residual() {
+pub(crate) fn the_sum_is_rounded_before_it_is_added_to_the_residual() {
     // bf16 steps by 2 in 256..512. The sum 257 rounds to 256; 1 + 256 = 257 rounds to 256 (ties to even).
     // Had the exact sum been added, 258 would have come out.
     calm(|| {
@@ -45,13 +43,11 @@ pub(crate) fn fused() -> Check {
     same("a fused multiply-add", &linear(problem, &[f32::NAN], &x, &weight), &[2.0f32.powi(-24)])
 }
 
-#[test]
-fn multiply_adds_are_fused() {
+pub(crate) fn multiply_adds_are_fused() {
     calm(|| fused().unwrap());
 }
 
-#[test]
-fn head_masks_ties_and_nan() {
+pub(crate) fn head_masks_ties_and_nan() {
     calm(|| {
         let (inf, nan) = (f32::INFINITY, f32::NAN);
         // A head of width one and x = 1: the weights are the logits. The fifth id is masked.
@@ -73,8 +69,7 @@ fn head_masks_ties_and_nan() {
     });
 }
 
-#[test]
-fn head_gives_one_output_without_the_other() {
+pub(crate) fn head_gives_one_output_without_the_other() {
     calm(|| {
         let op = Head::plan(HeadProblem { rows: 2, k: 1, vocab: 3, valid: 3 }, &DeviceInfo::cpu()).unwrap();
         let (x, weight) = (vec![1.0f32, -1.0], vec![1.0f32, 2.0, -3.0]);
@@ -100,8 +95,7 @@ fn head_gives_one_output_without_the_other() {
     });
 }
 
-#[test]
-fn norms_scale_by_the_root_mean_square() {
+pub(crate) fn norms_scale_by_the_root_mean_square() {
     calm(|| {
         // mean(x²) + eps = 1 + 3 = 4, so rows are halved, then scaled by 1 + w.
         let x = [1.0f32, -1.0, 1.0, -1.0];
@@ -115,13 +109,11 @@ fn norms_scale_by_the_root_mean_square() {
     });
 }
 
-#[test]
-fn a_row_of_zeros_is_normed_to_zeros() {
+pub(crate) fn a_row_of_zeros_is_normed_to_zeros() {
     calm(|| assert_eq!(norm(1, EPS, &b(&[0.0; 5]), &b(&[1.0; 5])), b(&[0.0; 5])));
 }
 
-#[test]
-fn embedding_gathers_rows_and_zeros() {
+pub(crate) fn embedding_gathers_rows_and_zeros() {
     calm(|| {
         let table = b(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let ids = [2, -1, 0, 3, 2, i32::MIN, i32::MAX];
@@ -133,8 +125,7 @@ fn embedding_gathers_rows_and_zeros() {
     });
 }
 
-#[test]
-fn moe_of_width_one() {
+pub(crate) fn moe_of_width_one() {
     calm(|| {
         let problem =
             MoeProblem { rows: 1, hidden: 1, experts: 3, top_k: 2, intermediate: 1, shared_intermediate: 1 };
@@ -159,8 +150,7 @@ fn moe_of_width_one() {
     });
 }
 
-#[test]
-fn no_rows_do_nothing() {
+pub(crate) fn no_rows_do_nothing() {
     calm(|| {
         let empty: [f32; 0] = [];
         let problem = LinearProblem { rows: 0, k: 2, n: 2, epilogue: Epilogue::SiluMul };

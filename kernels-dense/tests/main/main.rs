@@ -1,4 +1,6 @@
 //! The contract of the dense operators: equal bytes where it says equal, derived bounds elsewhere.
+//!
+//! The norms and the embedding run on both backends. Without a GPU the CUDA cases show as ignored, with the reason.
 
 mod accuracy;
 mod approx;
@@ -6,11 +8,93 @@ mod approx;
 mod bite;
 mod bits;
 mod calls;
+#[cfg(feature = "cuda")]
+mod device;
 mod golden;
 mod literal;
 mod moe;
 mod properties;
 mod refusals;
+mod rows;
+mod world;
+
+use kernels_testkit::{both, gpu, runner::Suite};
+
+/// Tests of what only the CPU has.
+macro_rules! cpu {
+    ($suite:ident, $module:ident: $($test:ident)*) => {
+        $($suite.cpu(concat!("cpu::", stringify!($module), "::", stringify!($test)), $module::$test);)*
+    };
+}
+
+fn main() {
+    let mut suite = Suite::new();
+    cpu!(suite, accuracy: linear_is_within_its_bound norms_are_within_their_bound moe_is_within_its_bound);
+    cpu!(suite, bits:
+        linear_rows_do_not_know_of_each_other
+        linear_sums_in_the_documented_order
+        negative_zeros_and_the_last_partial_vector
+        norms_sum_in_the_documented_order
+        epilogues_round_where_separate_steps_do
+        norm_rows_do_not_know_of_each_other
+        a_row_of_nan_stays_alone
+        strided_operands_and_their_gaps
+        threads_do_not_change_bits
+        calls_from_many_threads_at_once
+        head_and_linear_share_their_sums);
+    cpu!(suite, golden:
+        norms_of_transformers
+        feed_forward_of_transformers
+        mixture_of_experts_of_transformers);
+    cpu!(suite, literal:
+        linear_stores_adds_and_gates
+        the_sum_is_rounded_before_it_is_added_to_the_residual
+        multiply_adds_are_fused
+        head_masks_ties_and_nan
+        head_gives_one_output_without_the_other
+        norms_scale_by_the_root_mean_square
+        a_row_of_zeros_is_normed_to_zeros
+        embedding_gathers_rows_and_zeros
+        moe_of_width_one
+        no_rows_do_nothing);
+    cpu!(suite, moe:
+        moe_rows_do_not_know_of_each_other
+        moe_is_its_parts
+        experts_nobody_chose_are_not_read
+        a_token_of_nan_keeps_to_itself);
+    properties::add(&mut suite);
+    cpu!(suite, refusals:
+        plans_refuse_sizes_by_name_and_value
+        plans_for_a_device_say_that_there_are_no_kernels_yet
+        operations_give_their_problem_back
+        operands_are_checked_by_name
+        every_operand_of_the_mixture_is_checked);
+    #[cfg(feature = "planted-faults")]
+    cpu!(suite, bite:
+        one_product_rounded_before_it_is_added
+        a_sum_whose_order_depends_on_the_rows
+        experts_added_in_order_of_arrival);
+    both!(suite, rows::rows_are_single_rows);
+    both!(suite, rows::a_row_of_nan_keeps_to_itself);
+    both!(suite, rows::fused_norms_are_their_parts);
+    both!(suite, rows::norms_by_hand);
+    both!(suite, rows::ids_outside_the_table_give_zeros);
+    both!(suite, rows::no_rows_do_nothing);
+    gpu!(suite, "cuda::device::equals_the_cpu", |device| device::equals_the_cpu(device));
+    gpu!(suite, "cuda::device::every_finite_value_equals_the_cpu", |device| {
+        device::every_finite_value_equals_the_cpu(device)
+    });
+    gpu!(suite, "cuda::device::threads_share_their_bits", |device| device::threads_share_their_bits(device));
+    gpu!(suite, "cuda::device::replays_equal_eager_runs", |device| device::replays_equal_eager_runs(device));
+    gpu!(suite, "cuda::device::overlapping_launches_wait", |device| device::overlapping_launches_wait(
+        device
+    ));
+    gpu!(suite, "cuda::device::offsets_are_64_bits", |device| device::offsets_are_64_bits(device));
+    gpu!(suite, "cuda::device::what_has_no_kernel_is_refused", |device| {
+        device::what_has_no_kernel_is_refused(device)
+    });
+    suite.run()
+}
 
 /// What a check gives: why it failed, if it did. The bite checks want it to fail.
 type Check = Result<(), String>;

@@ -45,8 +45,7 @@ pub(crate) fn moe_rows<A: Activation>() -> Check {
     Ok(())
 }
 
-#[test]
-fn moe_rows_do_not_know_of_each_other() {
+pub(crate) fn moe_rows_do_not_know_of_each_other() {
     calm(|| {
         moe_rows::<bf16>().unwrap();
         moe_rows::<f16>().unwrap();
@@ -54,8 +53,7 @@ fn moe_rows_do_not_know_of_each_other() {
     });
 }
 
-#[test]
-fn moe_is_its_parts() {
+pub(crate) fn moe_is_its_parts() {
     fn check<A: Activation>() {
         let problem = SMALL;
         let MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate } = problem;
@@ -114,8 +112,7 @@ fn moe_is_its_parts() {
     });
 }
 
-#[test]
-fn experts_nobody_chose_are_not_read() {
+pub(crate) fn experts_nobody_chose_are_not_read() {
     calm(|| {
         let problem = MoeProblem { rows: 2, top_k: 2, experts: 9, ..SMALL };
         let h = problem.hidden;
@@ -138,8 +135,7 @@ fn experts_nobody_chose_are_not_read() {
     });
 }
 
-#[test]
-fn a_token_of_nan_keeps_to_itself() {
+pub(crate) fn a_token_of_nan_keeps_to_itself() {
     calm(|| {
         let problem = MoeProblem { rows: 3, ..SMALL };
         let h = problem.hidden;

@@ -3,7 +3,7 @@
 use crate::{bits::EPILOGUES, calls::*, calm, moe::weights, same};
 use kernels_core::{Activation, bf16};
 use kernels_dense::*;
-use kernels_testkit::rng::Rng;
+use kernels_testkit::{rng::Rng, runner::Suite};
 use proptest::prelude::*;
 
 fn split_linear<A: Activation, W: Activation>(problem: LinearProblem, at: usize, seed: u64) {
@@ -19,10 +19,15 @@ fn split_linear<A: Activation, W: Activation>(problem: LinearProblem, at: usize,
     same("two parts", &parts, &whole).unwrap();
 }
 
+pub(crate) fn add(suite: &mut Suite) {
+    suite.cpu("cpu::properties::linear_in_two_parts", linear_in_two_parts);
+    suite.cpu("cpu::properties::head_in_two_parts", head_in_two_parts);
+    suite.cpu("cpu::properties::moe_with_any_companions", moe_with_any_companions);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    #[test]
     fn linear_in_two_parts(
         (rows, at) in (2usize..=13).prop_flat_map(|rows| (Just(rows), 1..rows)),
         k in 1usize..=80,
@@ -38,7 +43,6 @@ proptest! {
         });
     }
 
-    #[test]
     fn head_in_two_parts(
         (rows, at) in (2usize..=7).prop_flat_map(|rows| (Just(rows), 1..rows)),
         k in 1usize..=40,
@@ -67,7 +71,6 @@ proptest! {
         });
     }
 
-    #[test]
     fn moe_with_any_companions(
         rows in 2usize..=6,
         hidden in 1usize..=20,

@@ -10,8 +10,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Error>, want: &str) {
 
 const MAX: usize = (i32::MAX / 2) as usize;
 
-#[test]
-fn plans_refuse_sizes_by_name_and_value() {
+pub(crate) fn plans_refuse_sizes_by_name_and_value() {
     let cpu = DeviceInfo::cpu();
     let linear = LinearProblem { rows: 1, k: 4, n: 4, epilogue: Epilogue::Store };
     let range = format!("it must be in 1..={MAX}");
@@ -60,24 +59,21 @@ fn plans_refuse_sizes_by_name_and_value() {
     );
 }
 
-#[test]
-fn plans_for_a_device_say_that_there_are_no_kernels_yet() {
+pub(crate) fn plans_for_a_device_say_that_there_are_no_kernels_yet() {
     let problem = LinearProblem { rows: 1, k: 4, n: 4, epilogue: Epilogue::Store };
     for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
         assert!(matches!(Linear::plan(problem, &device), Err(Error::NotBuilt { op: "dense::linear" })));
     }
 }
 
-#[test]
-fn operations_give_their_problem_back() {
+pub(crate) fn operations_give_their_problem_back() {
     let problem = LinearProblem { rows: 1, k: 4, n: 4, epilogue: Epilogue::AddTo };
     assert_eq!(*Linear::plan(problem, &DeviceInfo::cpu()).unwrap().problem(), problem);
     assert_eq!(problem.weight_rows(), 4);
     assert_eq!(LinearProblem { epilogue: Epilogue::SiluMul, ..problem }.weight_rows(), 8);
 }
 
-#[test]
-fn operands_are_checked_by_name() {
+pub(crate) fn operands_are_checked_by_name() {
     let op =
         Linear::plan(LinearProblem { rows: 2, k: 3, n: 4, epilogue: Epilogue::SiluMul }, &DeviceInfo::cpu())
             .unwrap();
@@ -116,8 +112,7 @@ fn operands_are_checked_by_name() {
     refused(op.run(&(), args), want);
 }
 
-#[test]
-fn every_operand_of_the_mixture_is_checked() {
+pub(crate) fn every_operand_of_the_mixture_is_checked() {
     let problem =
         MoeProblem { rows: 2, hidden: 3, experts: 4, top_k: 2, intermediate: 5, shared_intermediate: 6 };
     let op = Moe::plan(problem, &DeviceInfo::cpu()).unwrap();

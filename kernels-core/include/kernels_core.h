@@ -47,17 +47,15 @@ typedef struct ls_core_math_params {
 
 int32_t ls_core_math_smxx(const ls_core_math_params* p, ls_stream_t stream);
 
-/* Reads `bytes` (a multiple of 16) with 16-byte loads, and writes them to `to` if there is one: the ceilings of
- * streaming reads and of copies. */
-typedef struct ls_core_stream_params {
+/* Reads `bytes` (a multiple of 16) with 16-byte loads and nothing else: the streaming ceiling. */
+typedef struct ls_core_read_params {
   const void* from;
-  void* to;        /* or null                                                */
   int64_t bytes;
-  uint32_t* sink;  /* [1]  never written, but the compiler cannot know       */
-  int32_t blocks;  /* of 512 threads                                         */
-} ls_core_stream_params;
+  uint32_t* sink;  /* [1]  never written, but the compiler cannot know */
+  int32_t blocks;  /* of 512 threads                                   */
+} ls_core_read_params;
 
-int32_t ls_core_stream_smxx(const ls_core_stream_params* p, ls_stream_t stream);
+int32_t ls_core_read_smxx(const ls_core_read_params* p, ls_stream_t stream);
 
 #ifdef __cplusplus
 }

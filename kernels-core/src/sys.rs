@@ -92,33 +92,30 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct ls_core_stream_params {
+pub struct ls_core_read_params {
     pub from: *const ::core::ffi::c_void,
-    pub to: *mut ::core::ffi::c_void,
     pub bytes: i64,
     pub sink: *mut u32,
     pub blocks: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_core_stream_params"][::core::mem::size_of::<ls_core_stream_params>() - 40usize];
-    ["Alignment of ls_core_stream_params"][::core::mem::align_of::<ls_core_stream_params>() - 8usize];
-    ["Offset of field: ls_core_stream_params::from"]
-        [::core::mem::offset_of!(ls_core_stream_params, from) - 0usize];
-    ["Offset of field: ls_core_stream_params::to"]
-        [::core::mem::offset_of!(ls_core_stream_params, to) - 8usize];
-    ["Offset of field: ls_core_stream_params::bytes"]
-        [::core::mem::offset_of!(ls_core_stream_params, bytes) - 16usize];
-    ["Offset of field: ls_core_stream_params::sink"]
-        [::core::mem::offset_of!(ls_core_stream_params, sink) - 24usize];
-    ["Offset of field: ls_core_stream_params::blocks"]
-        [::core::mem::offset_of!(ls_core_stream_params, blocks) - 32usize];
+    ["Size of ls_core_read_params"][::core::mem::size_of::<ls_core_read_params>() - 32usize];
+    ["Alignment of ls_core_read_params"][::core::mem::align_of::<ls_core_read_params>() - 8usize];
+    ["Offset of field: ls_core_read_params::from"]
+        [::core::mem::offset_of!(ls_core_read_params, from) - 0usize];
+    ["Offset of field: ls_core_read_params::bytes"]
+        [::core::mem::offset_of!(ls_core_read_params, bytes) - 8usize];
+    ["Offset of field: ls_core_read_params::sink"]
+        [::core::mem::offset_of!(ls_core_read_params, sink) - 16usize];
+    ["Offset of field: ls_core_read_params::blocks"]
+        [::core::mem::offset_of!(ls_core_read_params, blocks) - 24usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {
     pub fn ls_core_product_smxx(p: *const ls_core_product_params, stream: ls_stream_t) -> i32;
     pub fn ls_core_math_smxx(p: *const ls_core_math_params, stream: ls_stream_t) -> i32;
-    pub fn ls_core_stream_smxx(p: *const ls_core_stream_params, stream: ls_stream_t) -> i32;
+    pub fn ls_core_read_smxx(p: *const ls_core_read_params, stream: ls_stream_t) -> i32;
 }
 
 #[cfg(not(kernels_built))]
@@ -132,7 +129,7 @@ pub unsafe extern "C" fn ls_core_math_smxx(_: *const ls_core_math_params, _: ls_
 }
 
 #[cfg(not(kernels_built))]
-pub unsafe extern "C" fn ls_core_stream_smxx(_: *const ls_core_stream_params, _: ls_stream_t) -> i32 {
+pub unsafe extern "C" fn ls_core_read_smxx(_: *const ls_core_read_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }
 

@@ -30,7 +30,6 @@ fn main() {
     gpu!(suite, "device_functions_equal_the_cpu", |device| {
         summary("cpu_equals_cuda", &selftest::cpu_equals_cuda(&device.queue).unwrap());
     });
-    gpu!(suite, "streams_copy_every_byte", |device| copies(&device.queue));
     gpu!(suite, "products_refuse_by_name", |device| refusals(&device.queue));
     suite.run()
 }
@@ -42,21 +41,6 @@ fn summary(what: &str, facts: &[Fact]) {
     let broken: Vec<String> = facts.iter().filter(|f| !f.holds()).map(Fact::to_string).collect();
     println!("{what}: {} comparisons, {compared} elements, {} broken", facts.len(), broken.len());
     assert!(broken.is_empty(), "{} facts do not hold on this chip:\n{}", broken.len(), broken.join("\n"));
-}
-
-/// The probe behind a bench's copy ceiling does copy.
-#[cfg(feature = "cuda")]
-fn copies(queue: &std::sync::Arc<cudarc::driver::CudaStream>) {
-    use kernels_core::{Backend, Cuda};
-    let bytes: Vec<u8> =
-        (0..(1 << 20) + 48u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let from = Cuda::upload(queue, &bytes).unwrap();
-    let mut to = Cuda::zeros::<u8>(queue, bytes.len()).unwrap();
-    selftest::copy(queue, Cuda::view_mut(&mut to), Cuda::view(&from), 7).unwrap();
-    assert!(Cuda::read(queue, &to, 0..bytes.len()).unwrap() == bytes);
-    let mut short = Cuda::zeros::<u8>(queue, 16).unwrap();
-    let refused = selftest::copy(queue, Cuda::view_mut(&mut short), Cuda::view(&from), 7).unwrap_err();
-    assert_eq!(refused.to_string(), "selftest::copy: `to` needs 1048624 elements, its buffer holds 16");
 }
 
 #[cfg(feature = "cuda")]

@@ -1,10 +1,11 @@
-//! The convolution and the recurrence of a layer, one after the other: what a round pays for both.
+//! The convolution, the recurrence and the gated norm of a layer, one after the other: what a round pays for all
+//! three.
 //!
 //! It lives here because no family depends on another. Operands and counters are those of kernels-gdn's own
-//! bench; the convolution writes the rows that the recurrence then reads.
+//! bench; the convolution writes the rows that the recurrence then reads, and the norm reads what that wrote.
 //!
 //! Ids: `gdn/chain/MODEL/bB/tT`, and `gdn/chain-overlapping/..` (each launch may begin before the last one
-//! ended). Bytes are those of both launches, though what lies between them need not leave the L2 cache.
+//! ended). Bytes are those of all launches, though what lies between them need not leave the L2 cache.
 
 #[path = "../../kernels-gdn/benches/gdn/operands.rs"]
 mod operands;
@@ -14,6 +15,7 @@ mod rounds;
 
 use kernels_conv::ConvBackend;
 use kernels_core::{Backend, Cpu, DeviceInfo, Result, Rows, Tensor, TensorMut, bf16, slots};
+use kernels_dense::{DenseBackend, GatedNorm, GatedNormArgs, GatedNormProblem};
 use kernels_gdn::GdnBackend;
 use kernels_testkit::bench::Bench;
 use operands::{Operands, Pool, grow};
@@ -26,10 +28,11 @@ const CHANNELS: usize = (2 * K_HEADS + V_HEADS) * 128;
 const TAPS: usize = 4;
 const FLUSH_AFTER: usize = 4;
 
-/// Both operations.
+/// The operations in their order.
 struct Plans {
     conv: kernels_conv::Verify,
     gdn: kernels_gdn::Verify,
+    norm: GatedNorm,
 }
 
 impl Plans {
@@ -57,32 +60,37 @@ impl Plans {
             journal_rows: slots::journal_rows(FLUSH_AFTER, rows),
             flush_after: FLUSH_AFTER,
         };
+        let norm = GatedNormProblem { rows: sequences * rows, heads: V_HEADS, head_dim: 128, eps: 1e-6 };
         Plans {
             conv: kernels_conv::Verify::plan(conv, device).expect("a valid problem"),
             gdn: kernels_gdn::Verify::plan(gdn, device).expect("a valid problem"),
+            norm: GatedNorm::plan(norm, device).expect("a valid problem"),
         }
     }
 
-    /// The recurrence's bytes; the convolution's inputs, outputs, new ring rows, history and taps.
+    /// The recurrence's bytes; the convolution's inputs, outputs, new ring rows, history and taps; the norm's
+    /// inputs, gates, outputs and weights.
     fn bytes(&self, rounds: &Rounds) -> u64 {
         let p = self.gdn.problem();
         let conv = 2 * CHANNELS * (3 * p.rows + (TAPS - 1) * p.sequences + TAPS);
-        rounds.verify_bytes(p) + conv as u64
+        let norm = 2 * 3 * p.rows * V_HEADS * 128 + 4 * 128;
+        rounds.verify_bytes(p) + (conv + norm) as u64
     }
 }
 
-/// The large buffers of both.
+/// The large buffers of all.
 struct Memory<B: Backend> {
     gdn: Pool<B>,
     x: B::Memory<bf16>,
     ring: B::Memory<bf16>,
     weight: B::Memory<bf16>,
+    gate: B::Memory<bf16>,
 }
 
 impl<B: Backend> Memory<B> {
     fn new(queue: &B::Queue) -> Self {
         let empty = || B::zeros(queue, 0).expect("nothing fits");
-        Memory { gdn: Pool::new(queue), x: empty(), ring: empty(), weight: empty() }
+        Memory { gdn: Pool::new(queue), x: empty(), ring: empty(), weight: empty(), gate: empty() }
     }
 }
 
@@ -90,21 +98,26 @@ impl<B: Backend> Memory<B> {
 struct Chain<B: Backend> {
     gdn: Operands<B>,
     faults: B::Memory<u64>,
+    normed: B::Memory<bf16>,
+    norm_weight: B::Memory<f32>,
 }
 
-impl<B: GdnBackend + ConvBackend> Chain<B> {
+impl<B: GdnBackend + ConvBackend + DenseBackend> Chain<B> {
     fn new(queue: &B::Queue, memory: &mut Memory<B>, plans: &Plans, copies: usize, rounds: &Rounds) -> Self {
         let p = plans.conv.problem();
         grow::<B, bf16>(queue, &mut memory.x, copies * p.rows * CHANNELS);
         grow::<B, bf16>(queue, &mut memory.ring, copies * p.slots * p.ring_rows * CHANNELS);
         grow::<B, bf16>(queue, &mut memory.weight, copies * CHANNELS * TAPS);
+        grow::<B, bf16>(queue, &mut memory.gate, copies * p.rows * V_HEADS * 128);
         Chain {
             gdn: Operands::new(queue, &mut memory.gdn, *plans.gdn.problem(), copies, rounds),
             faults: B::zeros(queue, p.slots + 1).expect("a few numbers"),
+            normed: B::zeros(queue, p.rows * V_HEADS * 128).expect("rows of one call"),
+            norm_weight: B::upload(queue, &[1.0; 128]).expect("a few numbers"),
         }
     }
 
-    /// Enqueues call number `call` of both.
+    /// Enqueues call number `call` of all.
     fn run(&mut self, queue: &B::Queue, memory: &mut Memory<B>, plans: &Plans, call: usize) -> Result<()> {
         let p = plans.conv.problem();
         let (copy, round) = (call % self.gdn.copies, call % self.gdn.rounds);
@@ -133,7 +146,18 @@ impl<B: GdnBackend + ConvBackend> Chain<B> {
             },
         )?;
         drop((mixed, rings));
-        self.gdn.with(&mut memory.gdn, call, |args| plans.gdn.run(queue, args))
+        self.gdn.with(&mut memory.gdn, call, |args| plans.gdn.run(queue, args))?;
+        let heads = [p.rows, V_HEADS, 128];
+        let part = part(p.rows * V_HEADS * 128);
+        plans.norm.run(
+            queue,
+            GatedNormArgs::<B> {
+                out: TensorMut::of(&mut self.normed, heads),
+                x: Tensor::new(B::slice(&B::view(&memory.gdn.out), part.clone()), heads),
+                gate: Tensor::new(B::slice(&B::view(&memory.gate), part), heads),
+                weight: Tensor::of(&self.norm_weight, [128]),
+            },
+        )
     }
 }
 
@@ -173,6 +197,7 @@ fn cuda(bench: &mut Bench) {
             let early = Plans {
                 conv: plans.conv.clone().overlapping(true),
                 gdn: plans.gdn.clone().overlapping(true),
+                norm: plans.norm.clone().overlapping(true),
             };
             for (op, plans) in [("chain", &plans), ("chain-overlapping", &early)] {
                 let id = format!("gdn/{op}/{MODEL}/b{sequences}/t{rows}");

@@ -71,7 +71,7 @@ impl Bench {
 
     /// `ceiling/read`: 16-byte loads over 8 GiB (or half of the memory, if that is less), and
     /// `ceiling/copy`: one half of them copied to the other, read and write counted. The best of several
-    /// probes of two passes each.
+    /// probes, of two passes each for the reads.
     #[cfg(feature = "cuda")]
     fn measure_ceiling(&mut self) {
         use kernels_core::{Backend, Cuda, selftest};
@@ -93,13 +93,31 @@ impl Bench {
                 (0..20).filter_map(|_| timer.rotated(&graph, PASSES, 1).ok()).min()
             });
         }
-        let copy = |_| {
-            // By a kernel: inside a graph the driver's own copy is the copy engine's, at little over half the speed.
-            let (from, to) = memory.split_at_mut(bytes / 2);
-            selftest::copy(&queue, to, from.as_view(), blocks)
-        };
-        self.cuda("ceiling/copy", bytes as u64, PASSES, copy);
+        self.measure_copy(&queue, &mut memory);
         self.ceiling = best.map(|t| bytes as f64 / t.as_secs_f64());
+    }
+
+    /// By the driver, and outside of a graph: there it copies by a kernel, inside by the copy engine, at little over
+    /// half the speed. It is how the peers' ceiling was measured.
+    #[cfg(feature = "cuda")]
+    fn measure_copy(
+        &mut self,
+        queue: &std::sync::Arc<cudarc::driver::CudaStream>,
+        memory: &mut cudarc::driver::CudaSlice<u8>,
+    ) {
+        let device = self.device.take().expect("there is one");
+        let bytes = memory.len();
+        self.measure("ceiling/copy", bytes as u64, |iterations| {
+            let mut copies = || {
+                (0..iterations).try_for_each(|_| {
+                    let (from, mut to) = memory.split_at_mut(bytes / 2);
+                    Ok(queue.memcpy_dtod(&from, &mut to)?)
+                })
+            };
+            let mut timer = crate::timing::Timer::new(&device).expect("two events");
+            timer.time(&mut copies).unwrap_or_else(|e| panic!("ceiling/copy: {e}"))
+        });
+        self.device = Some(device);
     }
 
     /// Times `body` on the host's clock.

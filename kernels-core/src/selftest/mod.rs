@@ -145,57 +145,22 @@ pub fn read(
     if Buffer::len(&sink) == 0 {
         return Err(Error::Bounds { op: OP, arg: "sink", need: 1, have: 0 });
     }
-    let (sink, _sink) = sink.device_ptr_mut(on);
-    stream(OP, on, memory, 0, sink, blocks)
-}
-
-/// Copies `from` to `to`, which is as long, a multiple of 16 bytes, in the same way: the ceiling of copies.
-pub fn copy(
-    on: &Arc<CudaStream>,
-    mut to: CudaViewMut<'_, u8>,
-    from: CudaView<'_, u8>,
-    blocks: usize,
-) -> Result<()> {
-    const OP: &str = "selftest::copy";
-    let (need, have) = (Buffer::len(&from), Buffer::len(&to));
-    if need != have {
-        return Err(Error::Bounds { op: OP, arg: "to", need, have });
-    }
-    if need % 16 != 0 {
-        return Err(Error::invalid(OP, "from", need, "its length must be a multiple of 16"));
-    }
-    let (to, _to) = to.device_ptr_mut(on);
-    stream(OP, on, from, to, 0, blocks)
-}
-
-/// `to` and `sink` are device addresses; without a `to`, a `sink` is needed.
-fn stream(
-    op: &'static str,
-    on: &Arc<CudaStream>,
-    from: CudaView<'_, u8>,
-    to: u64,
-    sink: u64,
-    blocks: usize,
-) -> Result<()> {
     if !(1..=65_535).contains(&blocks) {
-        return Err(Error::invalid(op, "blocks", blocks, "it must be 1 to 65535"));
+        return Err(Error::invalid(OP, "blocks", blocks, "it must be 1 to 65535"));
     }
     on.context().bind_to_thread()?;
-    let bytes = Buffer::len(&from) / 16 * 16;
-    let (from, _from) = from.device_ptr(on);
-    for (arg, address) in [("from", from), ("to", to)] {
-        if address % 16 != 0 {
-            return Err(Error::Align { op, arg, want: 16 });
-        }
+    let bytes = Buffer::len(&memory) / 16 * 16;
+    let (memory, _memory) = memory.device_ptr(on);
+    let (sink, _sink) = sink.device_ptr_mut(on);
+    if memory % 16 != 0 {
+        return Err(Error::Align { op: OP, arg: "memory", want: 16 });
     }
-    let p = sys::ls_core_stream_params {
-        from: from as *const _,
-        to: to as *mut _,
+    let p = sys::ls_core_read_params {
+        from: memory as *const _,
         bytes: bytes as i64,
         sink: sink as *mut _,
         blocks: blocks as i32,
     };
-    // SAFETY: `bytes` lie inside both buffers, whose borrows the callers hold; the stream belongs to the context
-    // just bound.
-    Error::status(op, unsafe { sys::ls_core_stream_smxx(&p, on.cu_stream().cast()) })
+    // SAFETY: `bytes` lie inside `memory`; the stream belongs to the context just bound.
+    Error::status(OP, unsafe { sys::ls_core_read_smxx(&p, on.cu_stream().cast()) })
 }

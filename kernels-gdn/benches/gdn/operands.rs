@@ -12,7 +12,7 @@ pub(crate) struct Pool<B: Backend> {
     /// The convolution's output.
     pub(crate) mixed: B::Memory<bf16>,
     gates: B::Memory<bf16>,
-    out: B::Memory<bf16>,
+    pub(crate) out: B::Memory<bf16>,
 }
 
 impl<B: Backend> Pool<B> {

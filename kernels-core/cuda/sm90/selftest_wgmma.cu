@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) product_wgmma(const ls_core_product_
             load_global(b + int64_t(row) * p.k + at + half * kVectorBf16);
       }
     }
-    fence_proxy_async();
+    fence_before_bulk();
     __syncthreads();
     wgmma_fence();
 #pragma unroll
@@ -76,6 +76,7 @@ int32_t launch_product(const ls_core_product_params& p, ls_stream_t stream) {
     case 16: return with(product_wgmma<T, 16, kSteps>);
     case 24: return with(product_wgmma<T, 24, kSteps>);
     case 32: return with(product_wgmma<T, 32, kSteps>);
+    case 48: return with(product_wgmma<T, 48, kSteps>);
     case 64: return with(product_wgmma<T, 64, kSteps>);
     case 128: return with(product_wgmma<T, 128, kSteps>);
     case 256: return with(product_wgmma<T, 256, kSteps>);

@@ -1,6 +1,8 @@
 // Barriers in shared memory that count arrivals and bytes, and bulk copies that report to them. Hopper.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 namespace lockstep {
@@ -43,8 +45,8 @@ struct Barrier {
   }
 };
 
-// Between this thread's (or, behind a block's barrier, the block's) accesses to shared memory and its next bulk
-// copy into the same memory.
+// Between this thread's (or, behind a block's barrier, the block's) accesses to shared memory and the asynchronous
+// proxy's: bulk copies into the same memory, wgmma that reads it.
 __device__ __forceinline__ void fence_before_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Copies `bytes` (a multiple of 16) to shared memory; both addresses are aligned to 16.
@@ -53,6 +55,29 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t b
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(&done))
                : "memory");
+}
+
+// Copies one box of a tensor map of five dimensions to shared memory, aligned as the map's swizzle wants it.
+__device__ __forceinline__ void tensor_load(void* to, const CUtensorMap& map, const int32_t (&at)[5], Barrier& done,
+                                            uint64_t cache_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared_address(&done)),
+      "l"(cache_policy)
+      : "memory");
+}
+
+// How long the L2 cache should keep what a bulk copy reads.
+__device__ __forceinline__ uint64_t policy_read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t policy_read_again() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
 }
 
 // Moves registers between the warpgroups of a block: what some give away, others may take. All warps of a group

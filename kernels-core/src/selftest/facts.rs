@@ -46,7 +46,7 @@ pub fn facts(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
 }
 
 const DEPTHS: [usize; 5] = [16, 64, 256, 1024, 4096];
-const COLUMNS: [usize; 7] = [8, 16, 24, 32, 64, 128, 256];
+const COLUMNS: [usize; 8] = [8, 16, 24, 32, 48, 64, 128, 256];
 
 /// The instructions this device has.
 fn instructions(on: &Arc<CudaStream>) -> Result<Vec<Instruction>> {
@@ -58,7 +58,10 @@ fn instructions(on: &Arc<CudaStream>) -> Result<Vec<Instruction>> {
 
 /// A multiple of 64 and of the instruction's columns.
 fn size(instruction: Instruction) -> usize {
-    if instruction == (Instruction::Wgmma { columns: 24 }) { 192 } else { 256 }
+    match instruction {
+        Instruction::Wgmma { columns: 24 | 48 } => 192,
+        _ => 256,
+    }
 }
 
 /// The accumulators' bits of `a b^T`, both `[size, k]`.

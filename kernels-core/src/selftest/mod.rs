@@ -20,7 +20,7 @@ pub enum Instruction {
     Mma,
     /// `wgmma.m64nNk16`, both operands in shared memory (compute capability 9.0 only)
     Wgmma {
-        /// N: 8, 16, 24, 32, 64, 128 or 256.
+        /// N: 8, 16, 24, 32, 48, 64, 128 or 256.
         columns: usize,
     },
 }
@@ -44,7 +44,7 @@ pub fn product<A: Activation>(
     if !matches!(A::DTYPE, DType::Bf16 | DType::F16) {
         return Err(Error::Unsupported { op: OP, what: format!("type {}", A::DTYPE) });
     }
-    if ![8, 16, 24, 32, 64, 128, 256].contains(&columns) {
+    if ![8, 16, 24, 32, 48, 64, 128, 256].contains(&columns) {
         return Err(Error::Unsupported { op: OP, what: format!("an instruction of {columns} columns") });
     }
     for (name, got, unit) in [("m", m, 64), ("n", n, columns), ("k", k, 16)] {

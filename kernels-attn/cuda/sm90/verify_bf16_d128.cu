@@ -1,0 +1,5 @@
+#include "verify.cuh"
+
+namespace lockstep::attn::sm90 {
+template int32_t launch_verify<128>(const ls_attn_params&, ls_stream_t);
+}

@@ -1,0 +1,37 @@
+// Tensor maps, made on the host: what bulk tensor copies take their addresses from.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace lockstep {
+
+// A bf16 tensor of five dimensions, the fastest first and without gaps; its boxes have 64 elements of the fastest and
+// `box_rows` of the second, in rows of 128 bytes, swizzled as wgmma_swizzled() describes.
+struct TensorMap {
+  const void* base;  // aligned to 16 bytes
+  uint64_t sizes[5];
+  uint64_t strides[4];  // of the dimensions behind the fastest, in bytes: multiples of 16 below 2^40
+  uint32_t box_rows;
+
+  // Returns a status as launchers do.
+  int32_t encode(CUtensorMap& map) const {
+    // Looked up where it is used: this library must load where there is no driver.
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    if (error != cudaSuccess) return int32_t(error);
+    if (found != cudaDriverEntryPointSuccess) return int32_t(cudaErrorSymbolNotFound);
+    const uint32_t box[5] = {64, box_rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
+    const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
+        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<void*>(base), sizes, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? 0 : int32_t(cudaErrorInvalidValue);
+  }
+};
+
+}  // namespace lockstep

@@ -296,9 +296,9 @@ struct Consumer {
     raise(o, of);
     float sum[kOwn];
     weigh(s, sum);
-    if constexpr (kMore && !kOverlaps) begin_scores(s, at.after(group));
     if constexpr (!kOverlaps) store_sums(sum);
     fence_before_bulk();
+    if constexpr (kMore && !kOverlaps) begin_scores(s, at.after(group));
     if constexpr (kMore) {
       at.advance(2);
       wgmma_wait_group<0>();

@@ -52,13 +52,15 @@ __device__ __forceinline__ void write_out(const Params& p, int64_t row, int64_t 
 template <int kD>
 __device__ __forceinline__ void zero_rows(const Params& p, const Item& item, int thread, int threads) {
   constexpr int kVectors = kD / kVectorBf16;
-  const int group = int(p.group.divisor), vectors = group * kVectors;
-  for (int64_t i = thread; i < int64_t(item.rows) * vectors; i += threads) {
-    const int64_t row = item.first_row + i / vectors;
-    const int rest = int(i % vectors);
-    const int64_t head = item.kv_head * group + rest / kVectors;
-    auto* const to = static_cast<__nv_bfloat16*>(p.out) + row * p.out_row_stride + head * p.out_head_stride;
-    store_global(to + rest % kVectors * kVectorBf16, uint4{});
+  const int group = int(p.group.divisor);
+  auto* const out = static_cast<__nv_bfloat16*>(p.out) + item.kv_head * group * p.out_head_stride;
+#pragma unroll 1
+  for (int32_t row = 0; row < item.rows; ++row) {
+    auto* const to = out + (item.first_row + row) * p.out_row_stride;
+#pragma unroll 1
+    for (int i = thread; i < group * kVectors; i += threads) {
+      store_global(to + i / kVectors * p.out_head_stride + i % kVectors * kVectorBf16, uint4{});
+    }
   }
 }
 

@@ -1,7 +1,8 @@
 // The fold of pieces: leaves into groups, groups into the total, by absolute tile numbers.
 //
 // An accumulator's maximum is the largest so far, so that the factors of all folds are worked out side by side from
-// maxima of prefixes. What remains in order is one fused multiply-add for each piece, level and column.
+// maxima of prefixes, a piece in each lane. What remains in order is one fused multiply-add for each piece, level and
+// column. Warps have nothing to do with each other: rows with two pieces are many, rows with hundreds are few.
 #pragma once
 
 #include "finish.cuh"
@@ -12,16 +13,9 @@
 namespace lockstep::attn {
 
 constexpr int kMergeThreads = 128;
-constexpr int kMergePieces = 128;   // of which factors are in shared memory at a time: one for each thread
-constexpr int kMergeBatch = 16;     // loads of a thread in flight
-constexpr int kMergeBlocks = 5;    // of a multiprocessor
-constexpr int kMergeWarps = kMergeThreads / 32;
-
-struct MergeShared {
-  Factors factors[2][kMergePieces];  // of leaves into groups, of groups into the total
-  float sums[kMergePieces];
-  float maxima[kMergeWarps];
-};
+constexpr int kMergeBlocks = 8;   // of a multiprocessor
+constexpr int kMergeColumns = 64;  // of a warp: two of a lane
+constexpr int kMergeBatch = 8;     // loads of a thread in flight
 
 // What an accumulator of this maximum and the part that follows are multiplied by. It is empty at -inf: a part that
 // has seen keys has a maximum.
@@ -53,101 +47,74 @@ __device__ __forceinline__ float largest_of(float x) {
   return x;
 }
 
-// The factors of kMergePieces pieces, this thread's having these statistics. `total`: the total's maximum before them,
-// and then behind them. kOfGroup: leaves of a group, or 1 where pieces are groups.
-template <int kOfGroup>
-__device__ __forceinline__ void prepare(MergeShared& shared, const Stats& piece, float& total) {
-  const int number = threadIdx.x;
-  float max = piece.max;
-  if constexpr (kOfGroup > 1) {
-    shared.factors[0][number] = factors_of(largest_before<1, kOfGroup>(max), max);
-    max = largest_of<kOfGroup>(max);
-  }
-  const float of_warp = largest_of<32>(max);
-  if (number % 32 == 0) shared.maxima[number / 32] = of_warp;
-  shared.sums[number] = piece.sum;
-  __syncthreads();
-  float before = fmaxf(total, largest_before<kOfGroup, 32>(max));
-#pragma unroll
-  for (int i = 0; i < kMergeWarps; ++i) {
-    if (i < number / 32) before = fmaxf(before, shared.maxima[i]);
-    total = fmaxf(total, shared.maxima[i]);
-  }
-  if (number % kOfGroup == 0) shared.factors[1][number / kOfGroup] = factors_of(before, max);
-  __syncthreads();
-}
+// Two columns and the sum of an accumulator.
+struct Merged {
+  float2 out = {};
+  float sum = 0.0f;
 
-// Some columns and the sum of one accumulator.
-template <int kColumns>
-struct Accumulator {
-  float out[kColumns] = {}, sum = 0.0f;
-
-  __device__ __forceinline__ void fold(const Factors& factors, const Accumulator& later) {
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) out[i] = factors.apply(out[i], later.out[i]);
+  __device__ __forceinline__ void fold(const Factors& factors, const Merged& later) {
+    out = {factors.apply(out.x, later.out.x), factors.apply(out.y, later.out.y)};
     sum = factors.apply(sum, later.sum);
   }
 };
 
-// Pieces `first` to `end` of a row, numbered from a multiple of kMergePieces below the first.
+// Two columns of pieces `first` to `end` of a row, numbered from where a group begins. kOfGroup: pieces of a group.
 template <int kD, int kOfGroup>
-__device__ __forceinline__ Accumulator<kD / kMergeThreads> merge_row(MergeShared& shared, const float* partials,
-                                                                    const float2* stats, int64_t piece_stride,
-                                                                    int first, int end) {
-  constexpr int kColumns = kD / kMergeThreads;
-  using Sums = Accumulator<kColumns>;
-  Sums group, total;
-  float max = -INFINITY;
-  for (int from = 0; from < end; from += kMergePieces) {
-    const int own = from + threadIdx.x;
-    Stats piece;
-    if (own >= first && own < end) {
-      const float2 read = stats[(own - first) * piece_stride];
-      piece = {read.x, read.y};
-    }
-    prepare<kOfGroup>(shared, piece, max);
-    const int here = min(end - from, kMergePieces);
+__device__ __forceinline__ Merged merge_row(const float* partials, const float2* stats, int64_t piece_stride, int first,
+                                            int end) {
+  const auto from_lane = [](const Factors& factors, int lane) {
+    return Factors{__shfl_sync(0xffffffffu, factors.before, lane), __shfl_sync(0xffffffffu, factors.part, lane)};
+  };
+  Merged group, total;
+  float max = -INFINITY;  // the total's
+  for (int from = 0; from < end; from += 32) {
+    const int own = from + int(threadIdx.x % 32);
+    float2 piece = {-INFINITY, 0.0f};
+    if (own >= first && own < end) piece = stats[(own - first) * piece_stride];
+    const Factors into_group = factors_of(largest_before<1, kOfGroup>(piece.x), piece.x);
+    const float of_group = largest_of<kOfGroup>(piece.x);
+    const Factors into_total = factors_of(fmaxf(max, largest_before<kOfGroup, 32>(of_group)), of_group);
+    max = fmaxf(max, largest_of<32>(piece.x));
 #pragma unroll 1
-    for (int i = 0; i < here; i += kMergeBatch) {
-      Sums parts[kMergeBatch];
+    for (int i = 0; i < min(end - from, 32); i += kMergeBatch) {
+      float2 read[kMergeBatch];
 #pragma unroll
       for (int j = 0; j < kMergeBatch; ++j) {
         const int number = from + i + j;
-        const float* const at = partials + (number - first) * piece_stride * kD;
         const bool there = number >= first && number < end;
-        if constexpr (kColumns == 2) {
-          const float2 both = there ? *reinterpret_cast<const float2*>(at) : float2{};
-          parts[j].out[0] = both.x, parts[j].out[1] = both.y;
-        } else {
-          parts[j].out[0] = there ? *at : 0.0f;
-        }
+        const float* const at = partials + (number - first) * piece_stride * kD;
+        read[j] = there ? *reinterpret_cast<const float2*>(at) : float2{};
       }
 #pragma unroll
       for (int j = 0; j < kMergeBatch; ++j) {
-        const int number = i + j;
-        parts[j].sum = shared.sums[number];
+        const Merged part = {read[j], __shfl_sync(0xffffffffu, piece.y, i + j)};
         if constexpr (kOfGroup == 1) {
-          total.fold(shared.factors[1][number], parts[j]);
+          total.fold(from_lane(into_total, i + j), part);
         } else {
-          group.fold(shared.factors[0][number], parts[j]);
-          if ((j + 1) % kOfGroup != 0) continue;
-          total.fold(shared.factors[1][number / kOfGroup], group);
+          group.fold(from_lane(into_group, i + j), part);
+          if ((i + j + 1) % kOfGroup != 0) continue;
+          total.fold(from_lane(into_total, i + j), group);
           group = {};
         }
       }
     }
-    __syncthreads();  // before the next factors
+    // The last group may end early.
+    if (kOfGroup > kMergeBatch && end - from < 32 && ceil_div(end - from, kMergeBatch) * kMergeBatch % kOfGroup != 0) {
+      total.fold(from_lane(into_total, end - from - 1), group);
+    }
   }
   return total;
 }
 
-// Rows of query heads, in turn with the other blocks. kOfGroup: pieces of a group.
+// Rows of query heads, in turn with the other blocks.
 template <int kD, int kOfGroup>
-__device__ __forceinline__ void merge_all(const Params& p, MergeShared& shared) {
-  constexpr int kColumns = kD / kMergeThreads, kTiles = kGroupTiles / kOfGroup;
-  const int column = threadIdx.x * kColumns;
+__device__ __forceinline__ void merge_all(const Params& p) {
+  constexpr int kTiles = kGroupTiles / kOfGroup, kWarps = kD / kMergeColumns;  // tiles of a piece, warps of a row
+  constexpr int kRows = kMergeThreads / 32 / kWarps;                           // of a block
+  const int column = threadIdx.x / 32 % kWarps * kMergeColumns + threadIdx.x % 32 * 2;
   const uint32_t per_sequence = uint32_t(p.rows.max_rows) * p.q_heads, all = p.rows.sequences * per_sequence;
-  for (uint32_t unit = blockIdx.x; unit < all; unit += gridDim.x) {
+  const uint32_t own = threadIdx.x / 32 / kWarps;
+  for (uint32_t unit = blockIdx.x * kRows + own; unit < all; unit += gridDim.x * kRows) {
     const int32_t sequence = unit / per_sequence, head = unit % per_sequence % p.q_heads;
     const int32_t row = unit % per_sequence / p.q_heads;
     const Entry entry = Entry::load(p.work, sequence);
@@ -161,33 +128,26 @@ __device__ __forceinline__ void merge_all(const Params& p, MergeShared& shared) 
     const auto* const stats = reinterpret_cast<const float2*>(p.stats) + at;
     // The first piece's place in its group.
     const int32_t first = entry.tiles.first / kTiles % kOfGroup;
-    const auto total = merge_row<kD, kOfGroup>(shared, p.partials + at * kD + column, stats, p.block_rows, first,
-                                              first + entry.pieces);
-    const Divisor by(total.sum);
-    if constexpr (kColumns == 2) {
-      write_out(p, int64_t(first_row) + row, head, column, make_float2(total.out[0], total.out[1]), by);
-    } else {
-      const float next = __shfl_down_sync(0xffffffffu, total.out[0], 1);
-      if (column % 2 == 0) write_out(p, int64_t(first_row) + row, head, column, make_float2(total.out[0], next), by);
-    }
+    const Merged total =
+        merge_row<kD, kOfGroup>(p.partials + at * kD + column, stats, p.block_rows, first, first + entry.pieces);
+    write_out(p, int64_t(first_row) + row, head, column, total.out, Divisor(total.sum));
   }
 }
 
 template <int kD>
 __global__ void __launch_bounds__(kMergeThreads, kMergeBlocks) merge(const __grid_constant__ Params p) {
-  __shared__ MergeShared shared;
   pdl::wait();
   pdl::launch_dependents();
   const int32_t pieces = p.work[1], share = p.work[2];
   if (pieces == 0) return;
   if (share != LS_ATTN_SHARE_LEAF) {
-    merge_all<kD, 1>(p, shared);
+    merge_all<kD, 1>(p);
   } else if (p.leaf_tiles == 4) {
-    merge_all<kD, 4>(p, shared);
+    merge_all<kD, 4>(p);
   } else if (p.leaf_tiles == 2) {
-    merge_all<kD, 8>(p, shared);
+    merge_all<kD, 8>(p);
   } else {
-    merge_all<kD, 16>(p, shared);
+    merge_all<kD, 16>(p);
   }
 }
 

@@ -111,12 +111,12 @@ struct Consumer {
     for (int i = 0; i < kScores; ++i) s[i] = 0.0f;
     wgmma_pin(s);
     wgmma_fence();
-    const uint32_t a = shared_address(shared.ring[keys.stage]), b = shared_address(shared.queries);
+    const WgmmaSwizzled a(shared.ring[keys.stage]), b(shared.queries);
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
       const int column = step / 4, bytes = step % 4 * 32;
-      wgmma_m64k16<__nv_bfloat16, kN>(s, wgmma_swizzled(a + column * kColumnBytes + bytes),
-                                      wgmma_swizzled(b + column * (kN * kRowBytes) + bytes));
+      wgmma_m64k16<__nv_bfloat16, kN>(s, a.at(column * kColumnBytes + bytes),
+                                      b.at(column * (kN * kRowBytes) + bytes));
     }
     wgmma_commit_group();
   }
@@ -178,7 +178,10 @@ struct Consumer {
     const auto tops_of = [&](int i) { return const_cast<const volatile int32_t*>(&shared.top[of][row_of(i)]); };
     bool grows = false;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) grows |= exponent(shared.top[of][row_of(i)]) > top[i];
+    for (int i = 0; i < kOwn; i += 2) {
+      const int2 pair = *reinterpret_cast<const int2*>(&shared.top[of][row_of(i)]);
+      grows |= exponent(pair.x) > top[i] || exponent(pair.y) > top[i + 1];
+    }
     if (!__any_sync(0xffffffffu, grows)) return;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -263,15 +266,17 @@ struct Consumer {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) wgmma_pin(o[part]);
     wgmma_fence();
-    const uint32_t b = shared_address(shared.weights);
+    const int own = group * kParts;
+    const WgmmaSwizzled a[2] = {WgmmaSwizzled(shared.ring[first.stage][own]),
+                                WgmmaSwizzled(shared.ring[second.stage][own])};
+    const WgmmaSwizzled b(shared.weights);
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
-      const int half = step / 4, stage = half == 0 ? first.stage : second.stage;
-      const uint32_t a = shared_address(shared.ring[stage]) + step % 4 * (16 * kRowBytes);
+      const int half = step / 4;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        wgmma_m64k16<__nv_bfloat16, kN, true>(o[part], wgmma_swizzled(a + (group * kParts + part) * kColumnBytes),
-                                              wgmma_swizzled(b + half * (kN * kRowBytes) + step % 4 * 32));
+        wgmma_m64k16<__nv_bfloat16, kN, true>(o[part], a[half].at(part * kColumnBytes + step % 4 * (16 * kRowBytes)),
+                                              b.at(half * (kN * kRowBytes) + step % 4 * 32));
       }
     }
     wgmma_commit_group();
@@ -384,58 +389,55 @@ struct Consumer {
     own();
   }
 
-  // The item's result: a piece for the merge, or finished rows.
+  // The item's result: a piece for the merge, or finished rows. By way of shared memory, where the item's queries are no
+  // longer needed: accumulators can't be indexed in a loop, and the code of every step would be fetched anew each time.
   __device__ __forceinline__ void store(const Outputs& o, const Item& item, const RowBlock& block) const {
-    const int pairs = block.pairs(p), first = group * kParts * 64 + warp * 16 + g;
-    if (item.piece >= 0) {
-      const int64_t rows = int64_t(item.piece) * p.block_rows;
+    static_assert(sizeof shared.queries + sizeof shared.weights >= 2 * kN * 64 * sizeof(float), "room");
+    float* const stage = reinterpret_cast<float*>(shared.queries) + group * (kN * 64);
+    // Each row begins in other banks.
+    const auto staged = [&](int row, int column) { return stage + row * 64 + (column + 4 * row) % 64; };
+    const int pairs = block.pairs(p);
+    if (thread < kN) shared.factors[group][thread].x = whole.sum;
+    if (item.piece >= 0 && group == 0 && thread < pairs) {
+      const int64_t at = int64_t(item.piece) * p.block_rows + thread;
+      reinterpret_cast<float2*>(p.stats)[at] = make_float2(whole.max, whole.sum);
+    }
+    both();  // nobody reads weights or queries any more
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        if (row_of(i) >= pairs) continue;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            p.partials[(rows + row_of(i)) * kD + first + 64 * part + 8 * half] = o[part][place(i, half)];
-          }
-        }
-      }
-      if (group == 0 && thread < pairs) {
-        reinterpret_cast<float2*>(p.stats)[rows + thread] = make_float2(whole.max, whole.sum);
-      }
-      return;
-    }
-    if (thread < kN) shared.factors[group][thread].x = whole.sum;
-    own();
-    // Neighbouring lanes trade rows, so that each has two neighbouring elements of one row.
-    const bool odd = g % 2 != 0;
-#pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-      const int number = row_of(2 * j + odd);
-      const Divisor by(shared.factors[group][number].x);
-      const Pair pair(p, number);
-      const int64_t row = block.first_row + int32_t(pair.row);
-      const int64_t head = item.kv_head * int32_t(p.group.divisor) + int32_t(pair.head);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float even_row = o[part][place(2 * j, half)], odd_row = o[part][place(2 * j + 1, half)];
-          const float got = __shfl_xor_sync(0xffffffffu, odd ? even_row : odd_row, 4);
-          const float2 out = odd ? make_float2(got, odd_row) : make_float2(even_row, got);
-          if (number < pairs) write_out(p, row, head, first - odd + 64 * part + 8 * half, out, by);
+          *staged(row_of(i), warp * 16 + g + 8 * half) = o[part][place(i, half)];
         }
       }
+      own();
+      const int column = (group * kParts + part) * 64 + lane * 2;
+#pragma unroll 1
+      for (int number = warp; number < pairs; number += kWarpgroup / 32) {
+        const float2 x = *reinterpret_cast<const float2*>(staged(number, lane * 2));
+        if (item.piece >= 0) {
+          const int64_t at = int64_t(item.piece) * p.block_rows + number;
+          *reinterpret_cast<float2*>(p.partials + at * kD + column) = x;
+        } else {
+          const Pair pair(p, number);
+          const int64_t row = block.first_row + int32_t(pair.row);
+          const int64_t head = item.kv_head * int32_t(p.group.divisor) + int32_t(pair.head);
+          write_out(p, row, head, column, x, Divisor(shared.factors[group][number].x));
+        }
+      }
+      own();
     }
-    own();
+    fence_before_bulk();
+    both();
   }
 
   __device__ __forceinline__ void attend(const Item& item, const RowBlock& block) {
     const Range seen = p.visible().of(block.start, block.count);
-    // Keys that every row sees.
-    const Range shared_by_all = {p.visible().of(block.start + block.count - 1).first, block.start + 1};
+    // Whether some row may not see all keys: a row sees what the one before it sees, moved by a key at most.
     const auto masked = [&](int tile) {
-      return tile * kTileKeys < shared_by_all.first || (tile + 1) * kTileKeys > shared_by_all.end;
+      return tile * kTileKeys < seen.first + block.count - 1 || (tile + 1) * kTileKeys > seen.end - block.count + 1;
     };
     Scores s, next;
     Outputs o, into;
@@ -448,29 +450,30 @@ struct Consumer {
     clear(into);
     whole = Stats{};
     bool first_group = true;
-    int tile = item.tiles.first;
-    for (; tile + 1 < item.tiles.end; ++tile) {
-      step<true>(s, next, o, seen, tile, masked(tile));
+    for (int tile = item.tiles.first; tile < item.tiles.end; ++tile) {
+      const bool more = tile + 1 < item.tiles.end;
+      if (more) {
+        step<true>(s, next, o, seen, tile, masked(tile));
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) s[i] = kOverlaps ? next[i] : s[i];
-      if ((tile + 1) % p.leaf_tiles != 0) continue;
+        for (int i = 0; i < kScores; ++i) s[i] = kOverlaps ? next[i] : s[i];
+      } else {
+        step<false>(s, next, o, seen, tile, masked(tile));
+      }
+      if (more && (tile + 1) % p.leaf_tiles != 0) continue;
       end_leaf(into, o);
       begin_leaf(o);
-      if ((tile + 1) % kGroupTiles != 0) continue;
-      end_group(into, first_group, false);
+      if (more && (tile + 1) % kGroupTiles != 0) continue;
+      end_group(into, first_group, !more);
+      if (!more) break;
       clear(into);
       whole = Stats{};
       first_group = false;
     }
-    step<false>(s, next, o, seen, tile, masked(tile));
-    end_leaf(into, o);
-    end_group(into, first_group, true);
     store(into, item, block);
   }
 
   __device__ __forceinline__ void run() {
     const Dealt dealt(p.work, blockIdx.x, gridDim.x);
-    int32_t queries_of[3] = {-1, -1, -1};  // first row, K/V head, row block
     for (int32_t index = dealt.first; index < dealt.end; index += dealt.step) {
       const Item item = Item::of(Item::ask(p.work, p.rows.sequences, index));
       if (item.tiles.empty()) {
@@ -478,11 +481,7 @@ struct Consumer {
         continue;
       }
       const RowBlock block(p, item);
-      const int32_t wanted[3] = {item.first_row, item.kv_head, item.row_block};
-      if (wanted[0] != queries_of[0] || wanted[1] != queries_of[1] || wanted[2] != queries_of[2]) {
-        load_queries(block, item.kv_head);
-        for (int i = 0; i < 3; ++i) queries_of[i] = wanted[i];
-      }
+      load_queries(block, item.kv_head);
       attend(item, block);
     }
   }

@@ -23,14 +23,25 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* shared, uint32_
   return encode(shared_address(shared)) | encode(leading) << 16 | encode(stride) << 32;
 }
 
-// Describes an operand in rows of 128 bytes, of which piece i of 16 bytes lies where piece i ^ row % 8 would: what a
+// Descriptors of operands in rows of 128 bytes, of which piece i of 16 bytes lies where piece i ^ row % 8 would: what a
 // tensor copy with a swizzle of 128 bytes writes. Eight rows are followed by the next eight, from a multiple of 1024.
-// `at` is the address of the operand's first byte, before the swizzle. Rows are M or N if K runs along them (K-major),
-// else K; then all 64 of M lie in one row.
-__device__ __forceinline__ uint64_t wgmma_swizzled(uint32_t at) {
-  constexpr uint64_t kEightRows = 1024 >> 4, kSwizzle128 = 1;
-  return uint64_t((at & 0x3ffffu) >> 4) | uint64_t(1) << 16 | kEightRows << 32 | kSwizzle128 << 62;
-}
+// Rows are M or N if K runs along them (K-major), else K; then all 64 of M lie in one row.
+class WgmmaSwizzled {
+ public:
+  // The same for all threads of the warp: kept in a uniform register, from which the instructions take it.
+  explicit __device__ __forceinline__ WgmmaSwizzled(const void* shared)
+      : low_(__shfl_sync(0xffffffffu, (shared_address(shared) & 0x3ffffu) >> 4 | 1u << 16, 0)) {}
+  // The operand whose first byte, before the swizzle, lies so many bytes further.
+  __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
+    constexpr uint32_t kEightRows = 1024 >> 4, kSwizzle128 = 1u << 30;
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low_ + (bytes >> 4)), "r"(kEightRows | kSwizzle128));
+    return descriptor;
+  }
+
+ private:
+  uint32_t low_;
+};
 
 // Orders this warpgroup's register accesses before the wgmma instructions that follow.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

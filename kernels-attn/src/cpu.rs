@@ -1,6 +1,13 @@
 //! The CPU half: the specification.
 
-use crate::{AppendArgs, AppendProblem, Args, Problem, softmax, softmax::Accumulators, tree};
+use crate::{
+    AppendArgs, AppendProblem, Args, Problem, WorkArgs,
+    grid::Deal,
+    softmax,
+    softmax::Accumulators,
+    tree,
+    work::{Entry, list},
+};
 use kernels_core::{
     Activation, Cpu, KvPool, TensorMut, fault, ref_math, rope,
     slots::{Bounds, Fault, FaultKind, Sequence},
@@ -12,7 +19,7 @@ const BLOCK_ROWS: usize = 8;
 
 pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArgs<'_, Cpu, A>) {
     let p = problem;
-    let positions = p.max_pages.saturating_mul(args.pool.page_rows).min(p.positions);
+    let positions = p.max_pages.saturating_mul(p.page_rows).min(p.positions);
     let bounds = Bounds { rows: p.rows, slots: p.slots, positions };
     let mut head = vec![0.0; softmax::padded(p.head_dim)];
     for index in 0..p.sequences {
@@ -27,7 +34,7 @@ pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArg
         }
         let Some(slot) = sequence.slot else { continue };
         let span = sequence.start..sequence.start + sequence.rows.len();
-        let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: args.pool.page_rows };
+        let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: p.page_rows };
         if let Err(fault) = paging.check(slot, span, args.pool.pages) {
             fault.record(&mut args.faults);
             continue;
@@ -79,8 +86,7 @@ fn norm_and_rotate<A: Activation>(x: &[A], weight: &[A], angles: &[f32], eps: f3
 
 pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A>) {
     let p = problem;
-    let page_rows = args.pool.page_rows;
-    let positions = p.max_pages.saturating_mul(page_rows);
+    let (page_rows, positions) = (p.page_rows, p.positions());
     let bounds = Bounds { rows: p.rows, slots: p.slots, positions };
     let mut scratch = Scratch::new(p);
     for index in 0..p.sequences {
@@ -89,15 +95,7 @@ pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A
         let Some(slot) = sequence.slot else { continue };
         let paging = Paging { pages: args.page_table.row(&[slot]), page_rows };
         let rows = sequence.rows.len();
-        let checked = if rows > p.max_rows {
-            let (kind, value) = (FaultKind::RowOffsets, rows as i32);
-            Err(Fault { kind, slot: slot as i32, value })
-        } else {
-            let visible = Visible { problem: p, positions };
-            let span = visible.span(sequence.start..sequence.start + rows);
-            paging.check(slot, span, args.pool.pages)
-        };
-        if let Err(fault) = checked {
+        if let Err(fault) = span(p, slot, &sequence, &paging, args.pool.pages) {
             fault.record(&mut args.faults);
             continue;
         }
@@ -117,6 +115,49 @@ pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A
         }
     }
     zero(&mut args.out, args.rows.unowned(p.rows));
+}
+
+/// The keys that some row of the sequence sees, with everything checked that a sequence can get wrong.
+fn span(
+    p: &Problem,
+    slot: usize,
+    sequence: &Sequence,
+    paging: &Paging<'_>,
+    pages: usize,
+) -> Result<Range<usize>, Fault> {
+    let rows = sequence.rows.len();
+    if rows > p.max_rows {
+        let (kind, value) = (FaultKind::RowOffsets, rows as i32);
+        return Err(Fault { kind, slot: slot as i32, value });
+    }
+    let visible = Visible { problem: p, positions: p.positions() };
+    let span = visible.span(sequence.start..sequence.start + rows);
+    paging.check(slot, span.clone(), pages)?;
+    Ok(span)
+}
+
+pub(crate) fn work(problem: &Problem, deal: &Deal, mut args: WorkArgs<'_, Cpu>) {
+    let p = problem;
+    let bounds = Bounds { rows: p.rows, slots: p.slots, positions: p.positions() };
+    let mut entries = vec![];
+    for index in 0..p.sequences {
+        let sequence = args.rows.sequence(index, bounds, &mut args.faults);
+        entries.push(match sequence.slot {
+            _ if sequence.rows.is_empty() => Entry::Nothing,
+            None => Entry::Zeros,
+            Some(slot) => {
+                let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: p.page_rows };
+                match span(p, slot, &sequence, &paging, p.pages) {
+                    Ok(keys) => Entry::Leaves(tree::leaves(keys)),
+                    Err(fault) => {
+                        fault.record(&mut args.faults);
+                        Entry::Zeros
+                    }
+                }
+            }
+        });
+    }
+    args.work.row_mut(&[]).copy_from_slice(&list(p, deal, &entries));
 }
 
 /// Some rows of one sequence, which read its keys together.

@@ -50,14 +50,22 @@
 mod append;
 mod backend;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod grid;
 mod plan;
 mod prefill;
 mod softmax;
+#[cfg(feature = "cuda")]
+mod sys;
 pub mod tree;
 mod verify;
+mod work;
 
 pub use append::{Append, AppendArgs, AppendProblem};
 pub use backend::AttnBackend;
+pub use grid::{Grid, Path, Share};
 pub use plan::Problem;
 pub use prefill::Prefill;
 pub use verify::{Args, Verify};
+pub use work::{Work, WorkArgs};

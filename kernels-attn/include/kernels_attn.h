@@ -52,23 +52,25 @@ typedef struct ls_attn_append_params {
   int32_t programmatic;   /* 1: may begin while the preceding kernel still runs                          */
 } ls_attn_append_params;
 
-/* How a round is dealt to thread blocks; see `work` below. No output bit depends on it. */
+/* What a thread block owns, in keys: 128, 512, 2048, or all of a sequence. No output bit depends on it. */
 #define LS_ATTN_SHARE_LEAF 1
-#define LS_ATTN_SHARE_GROUP 2
-#define LS_ATTN_SHARE_SEQUENCE 3
-#define LS_ATTN_SHARE_BY_LENGTHS 4
+#define LS_ATTN_SHARE_QUAD 2
+#define LS_ATTN_SHARE_GROUP 3
+#define LS_ATTN_SHARE_SEQUENCE 4
+#define LS_ATTN_SHARE_BY_LENGTHS 5
 
-/* The list of work of a round, made once and read by the verification of every layer. int32_t words:
+/* A row block: 64 / (q_heads / kv_heads) rows of a sequence, those of one K/V head's query heads.
+ *
+ * The list of work of a round, made once and read by the verification of every layer. int32_t words:
  *   [8]                     items, pieces, share (never BY_LENGTHS), 0, 0, 0, 0, 0
- *   [sequences, kv_heads]   arrivals: 0 before and after each verification
- *   [sequences, 4]          first leaf, behind the last, first piece, pieces of a K/V head;
- *                           no piece: one block has the sequence to itself. A first leaf of -1: write zeros
- *   [items, 4]              sequence, kv_head, first leaf, behind the last; ascending. Sequence number
- *                           `sequences`: the rows that nobody owns. Room for (sequences + 1) * kv_heads +
- *                           max_pieces of them
- * An item of a sequence with pieces is one of them: a leaf, or the visible leaves of a group; piece i of head h
- * is number (first piece) + h * pieces + i, and whoever arrives last merges them, leaves ascending into groups,
- * groups ascending. */
+ *   [sequences, 4]          first piece, pieces of a K/V head's row block, first leaf, behind the last; without
+ *                           pieces there is nothing to merge
+ *   [items, 12]             sequence, kv_head, row block, first leaf, behind the last, piece or -1, slot, start,
+ *                           first row, rows, 0, 0. Room for
+ *                           (sequences + 1) * kv_heads * row blocks of max_rows + max_pieces of them
+ * Leaves are cut at multiples of the share; piece i of a row block is number
+ *   (first piece) + (kv_head * row blocks + row block) * pieces + i.
+ * No leaves: zeros go to `rows` rows from `first row`. Sequence number `sequences`: the rows that nobody owns. */
 typedef struct ls_attn_work_params {
   int32_t* work;          /* [work]                                                                      */
   const int32_t* page_table; /* [slots, max_pages]           checked here for all layers                 */
@@ -82,17 +84,17 @@ typedef struct ls_attn_work_params {
   int32_t window;         /* keys that a row sees at most; INT32_MAX: all                                */
   int32_t share;          /* one of LS_ATTN_SHARE_                                                       */
   int32_t blocks;         /* thread blocks that the chip runs at a time                                  */
+  int32_t block_positions; /* rows of a sequence in a row block: 64 * kv_heads / q_heads                  */
   int32_t max_pieces;     /* that the workspace holds                                                    */
   int32_t programmatic;   /* 1: may begin while the preceding kernel still runs                          */
 } ls_attn_work_params;
 
-/* A prefill reads neither `work` nor `partials` nor `stats`, records the faults that the list records for a
- * verification, and takes any number of rows of a sequence; a verification takes 16. */
 typedef struct ls_attn_params {
   void* out;              /* [rows, q_heads, head_dim]   bf16                                            */
-  int32_t* work;          /* [work]                      the arrivals are counted up and back to 0       */
+  const int32_t* work;    /* [work]                                                                      */
   float* partials;        /* [max_pieces, block_rows, head_dim]  O of a piece; anything before and after */
-  float* stats;           /* [max_pieces, block_rows, 2] its maximum and sum                             */
+  float* stats;           /* [max_pieces, block_rows, 2] its maximum and sum; anything before and after  */
+  float* scratch;         /* [blocks, 2, block_rows, head_dim]   anything before and after               */
   const void* q;          /* [rows, q_heads, head_dim]   bf16, normed and rotated                        */
   const void* gate;       /* [rows, q_heads, head_dim]   bf16, or null                                   */
   const void* pool;       /* [pages, 2, kv_heads, page_rows, head_dim] bf16                              */
@@ -118,8 +120,9 @@ typedef struct ls_attn_params {
   int32_t max_pages;
   int32_t first_key;
   int32_t window;         /* keys that a row sees at most; INT32_MAX: all                                */
-  int32_t block_rows;     /* max_rows * q_heads / kv_heads                                               */
-  int32_t blocks;         /* thread blocks that the chip runs at a time                                  */
+  int32_t block_rows;     /* rows and heads of a row block, at most                                      */
+  int32_t blocks;         /* thread blocks that share the list                                           */
+  int32_t max_pieces;     /* 0: no piece can be on the list                                              */
   int32_t programmatic;   /* 1: may begin while the preceding kernel still runs                          */
 } ls_attn_params;
 
@@ -127,14 +130,10 @@ typedef struct ls_attn_params {
 int32_t ls_attn_append_smxx(const ls_attn_append_params* p, ls_stream_t stream);
 /* Checks the sequences of a round and lists its work. */
 int32_t ls_attn_work_smxx(const ls_attn_work_params* p, ls_stream_t stream);
-/* Attention of each sequence's new rows, by mma.sync. */
+/* Attention of each sequence's new rows, by mma.sync, and the merge of what its list has in pieces. */
 int32_t ls_attn_verify_smxx(const ls_attn_params* p, ls_stream_t stream);
-/* The same function of a row, for many rows of few sequences. */
-int32_t ls_attn_prefill_smxx(const ls_attn_params* p, ls_stream_t stream);
-
-/* The same by WGMMA and bulk copies. */
+/* The same by WGMMA and bulk tensor copies. */
 int32_t ls_attn_verify_sm90(const ls_attn_params* p, ls_stream_t stream);
-int32_t ls_attn_prefill_sm90(const ls_attn_params* p, ls_stream_t stream);
 
 #ifdef __cplusplus
 }

@@ -4,7 +4,7 @@ use crate::{
     AppendArgs, AppendProblem, Args, Problem, WorkArgs,
     grid::Deal,
     softmax,
-    softmax::Accumulators,
+    softmax::Parts,
     tree,
     work::{Entry, list},
 };
@@ -15,7 +15,7 @@ use kernels_core::{
 use std::ops::Range;
 
 /// Rows of a sequence that share one pass over its keys; the bits do not depend on it.
-const BLOCK_ROWS: usize = 8;
+const PASS_ROWS: usize = 8;
 
 pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArgs<'_, Cpu, A>) {
     let p = problem;
@@ -95,12 +95,12 @@ pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A
         let Some(slot) = sequence.slot else { continue };
         let paging = Paging { pages: args.page_table.row(&[slot]), page_rows };
         let rows = sequence.rows.len();
-        if let Err(fault) = span(p, slot, &sequence, &paging, args.pool.pages) {
+        if let Err(fault) = check(p, slot, sequence.start, rows, &paging, args.pool.pages) {
             fault.record(&mut args.faults);
             continue;
         }
-        for first in (0..rows).step_by(BLOCK_ROWS) {
-            let part = first..(first + BLOCK_ROWS).min(rows);
+        for first in (0..rows).step_by(PASS_ROWS) {
+            let part = first..(first + PASS_ROWS).min(rows);
             let block = Block {
                 rows: sequence.rows.start + part.start..sequence.rows.start + part.end,
                 start: sequence.start + part.start,
@@ -117,23 +117,21 @@ pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A
     zero(&mut args.out, args.rows.unowned(p.rows));
 }
 
-/// The keys that some row of the sequence sees, with everything checked that a sequence can get wrong.
-fn span(
+/// Everything that a sequence can get wrong beside its own numbers.
+fn check(
     p: &Problem,
     slot: usize,
-    sequence: &Sequence,
+    start: usize,
+    rows: usize,
     paging: &Paging<'_>,
     pages: usize,
-) -> Result<Range<usize>, Fault> {
-    let rows = sequence.rows.len();
+) -> Result<(), Fault> {
     if rows > p.max_rows {
         let (kind, value) = (FaultKind::RowOffsets, rows as i32);
         return Err(Fault { kind, slot: slot as i32, value });
     }
     let visible = Visible { problem: p, positions: p.positions() };
-    let span = visible.span(sequence.start..sequence.start + rows);
-    paging.check(slot, span.clone(), pages)?;
-    Ok(span)
+    paging.check(slot, visible.span(start..start + rows), pages)
 }
 
 pub(crate) fn work(problem: &Problem, deal: &Deal, mut args: WorkArgs<'_, Cpu>) {
@@ -141,23 +139,21 @@ pub(crate) fn work(problem: &Problem, deal: &Deal, mut args: WorkArgs<'_, Cpu>) 
     let bounds = Bounds { rows: p.rows, slots: p.slots, positions: p.positions() };
     let mut entries = vec![];
     for index in 0..p.sequences {
-        let sequence = args.rows.sequence(index, bounds, &mut args.faults);
-        entries.push(match sequence.slot {
-            _ if sequence.rows.is_empty() => Entry::Nothing,
-            None => Entry::Zeros,
-            Some(slot) => {
-                let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: p.page_rows };
-                match span(p, slot, &sequence, &paging, p.pages) {
-                    Ok(keys) => Entry::Leaves(tree::leaves(keys)),
-                    Err(fault) => {
-                        fault.record(&mut args.faults);
-                        Entry::Zeros
-                    }
-                }
+        let Sequence { slot, start, rows, .. } = args.rows.sequence(index, bounds, &mut args.faults);
+        let Some(slot) = slot else {
+            entries.push(Entry::Zeros(rows));
+            continue;
+        };
+        let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: p.page_rows };
+        entries.push(match check(p, slot, start, rows.len(), &paging, p.pages) {
+            Ok(()) => Entry::Attends { slot, start, rows },
+            Err(fault) => {
+                fault.record(&mut args.faults);
+                Entry::Zeros(rows)
             }
         });
     }
-    args.work.row_mut(&[]).copy_from_slice(&list(p, deal, &entries));
+    list(p, deal, &entries, args.rows.unowned(p.rows), args.work.row_mut(&[]));
 }
 
 /// Some rows of one sequence, which read its keys together.
@@ -167,29 +163,31 @@ struct Block<'a> {
     paging: Paging<'a>,
 }
 
-/// What one block needs: `[rows * group]` of each accumulator, and one tile in fp32. Queries, keys and values
-/// are padded with zeros.
+/// What one block needs: `[rows * group]` parts of each level, one leaf's, and its keys and values in fp32.
+/// Queries, keys and values are padded with zeros.
 struct Scratch {
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
-    leaf: Accumulators,
-    group: Accumulators,
-    total: Accumulators,
+    leaf: Parts,
+    quad: Parts,
+    group: Parts,
+    total: Parts,
 }
 
 impl Scratch {
     fn new(p: &Problem) -> Self {
-        let heads = p.rows.min(p.max_rows).min(BLOCK_ROWS) * p.group();
-        let accumulators = || Accumulators::new(heads, p.head_dim);
+        let heads = p.rows.min(p.max_rows).min(PASS_ROWS) * p.group();
+        let parts = |count| Parts::new(count, p.head_dim);
         let width = softmax::padded(p.head_dim);
         Scratch {
             queries: vec![0.0; heads * width],
-            keys: vec![0.0; tree::TILE_KEYS * width],
-            values: vec![0.0; tree::TILE_KEYS * width],
-            leaf: accumulators(),
-            group: accumulators(),
-            total: accumulators(),
+            keys: vec![0.0; tree::LEAF_KEYS * width],
+            values: vec![0.0; tree::LEAF_KEYS * width],
+            leaf: parts(1),
+            quad: parts(heads),
+            group: parts(heads),
+            total: parts(heads),
         }
     }
 }
@@ -215,35 +213,38 @@ fn attend_block<A: Activation>(
             widen(query, &mut scratch.queries[(i * group + j) * width..]);
         }
     }
-    scratch.group.clear();
-    scratch.total.clear();
+    for level in [&mut scratch.quad, &mut scratch.group, &mut scratch.total] {
+        level.clear();
+    }
     let leaves = tree::leaves(keys.clone());
     for leaf in leaves.clone() {
-        scratch.leaf.clear();
-        for tile in tree::tiles(leaf) {
-            let part = keys.start.max(tile)..keys.end.min(tile + tree::TILE_KEYS);
-            load(&args.pool, &block.paging, kv_head, tile, part, scratch);
-            for i in 0..rows {
-                let seen = visible.keys(block.start + i);
-                let seen = seen.start.max(tile)..seen.end.min(tile + tree::TILE_KEYS);
-                if seen.is_empty() {
-                    continue;
-                }
-                let seen = seen.start - tile..seen.end - tile;
-                for j in i * group..(i + 1) * group {
-                    let query = &scratch.queries[j * width..][..width];
-                    let seen = seen.clone();
-                    let accumulator = scratch.leaf.get(j);
-                    softmax::tile::<A>(accumulator, query, &scratch.keys, &scratch.values, seen, scale);
+        let (first, end) = (leaf * tree::LEAF_KEYS, (leaf + 1) * tree::LEAF_KEYS);
+        load(&args.pool, &block.paging, kv_head, first, keys.start.max(first)..keys.end.min(end), scratch);
+        let skipped = fault::active("attn.leaf_skipped") && leaf % tree::GROUP_LEAVES == 1;
+        for i in 0..rows {
+            let seen = visible.keys(block.start + i);
+            let seen = seen.start.max(first)..seen.end.min(end);
+            if seen.is_empty() || skipped {
+                continue;
+            }
+            let seen = seen.start - first..seen.end - first;
+            for j in i * group..(i + 1) * group {
+                let query = &scratch.queries[j * width..][..width];
+                // The first leaf is its quad so far.
+                let alone = scratch.quad.is_empty(j);
+                let part = if alone { scratch.quad.get(j) } else { scratch.leaf.get(0) };
+                softmax::leaf::<A>(part, query, &scratch.keys, &scratch.values, seen.clone(), scale);
+                if !alone {
+                    softmax::fold(scratch.quad.get(j), scratch.leaf.get(0));
                 }
             }
         }
-        if !(fault::active("attn.leaf_skipped") && leaf % tree::GROUP_LEAVES == 1) {
-            scratch.group.merge(&mut scratch.leaf);
+        let last = leaf + 1 == leaves.end;
+        if tree::ends_quad(leaf) || last {
+            scratch.group.fold(&mut scratch.quad);
         }
-        if tree::ends_group(leaf) || leaf + 1 == leaves.end {
-            scratch.total.merge(&mut scratch.group);
-            scratch.group.clear();
+        if tree::ends_group(leaf) || last {
+            scratch.total.fold(&mut scratch.group);
         }
     }
     for (i, row) in block.rows.clone().enumerate() {
@@ -256,13 +257,13 @@ fn attend_block<A: Activation>(
     }
 }
 
-/// Reads the keys and values at positions `part` into their places of the tile.
+/// Reads the keys and values at positions `part` into their places of the leaf that begins at `first`.
 #[inline(always)]
 fn load<A: Activation>(
     pool: &KvPool<'_, Cpu, A>,
     paging: &Paging<'_>,
     head: usize,
-    tile: usize,
+    first: usize,
     part: Range<usize>,
     scratch: &mut Scratch,
 ) {
@@ -271,9 +272,9 @@ fn load<A: Activation>(
     for position in part {
         let (mut page, row) = paging.locate(position);
         if stale {
-            page = paging.locate(tile).0;
+            page = paging.locate(first).0;
         }
-        let at = (position - tile) * width;
+        let at = (position - first) * width;
         widen(pool.key(page, head, row), &mut scratch.keys[at..]);
         widen(pool.value(page, head, row), &mut scratch.values[at..]);
     }
@@ -288,20 +289,20 @@ struct Visible<'a> {
 impl Visible<'_> {
     #[inline(always)]
     fn keys(&self, position: usize) -> Range<usize> {
-        let keys = self.problem.keys(position);
+        self.shown(self.problem.keys(position))
+    }
+
+    #[inline(always)]
+    fn span(&self, rows: Range<usize>) -> Range<usize> {
+        self.shown(self.problem.span(rows))
+    }
+
+    #[inline(always)]
+    fn shown(&self, keys: Range<usize>) -> Range<usize> {
         if fault::active("attn.mask_off_by_one") {
             return keys.start..(keys.end + 1).min(self.positions);
         }
         keys
-    }
-
-    /// The keys that some row at `rows` sees; both ends of a row's keys ascend with its position.
-    #[inline(always)]
-    fn span(&self, rows: Range<usize>) -> Range<usize> {
-        let end = self.keys(rows.end - 1).end;
-        // A row without any key has an empty range below `first_key`.
-        let start = self.keys(rows.start).start.max(self.problem.first_key);
-        start.min(end)..end
     }
 }
 

@@ -12,18 +12,6 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 use kernels_core::{Activation, Cuda, DType, Error, Result};
 use std::{ptr::null_mut, sync::Arc};
 
-type Launcher = unsafe fn(*const ls_attn_params, sys::ls_stream_t) -> i32;
-
-/// A launcher of sys.rs, which has the C convention in a build with kernels and Rust's in one without.
-macro_rules! launcher {
-    ($function:ident) => {
-        |params, stream| {
-            // SAFETY: the caller of `Launcher` vouches for the operands.
-            unsafe { sys::$function(params, stream) }
-        }
-    };
-}
-
 impl sealed::Sealed for Cuda {}
 
 impl AttnBackend for Cuda {
@@ -36,26 +24,17 @@ impl AttnBackend for Cuda {
     }
 
     fn verify<A: Activation>(op: &Verify, on: &Arc<CudaStream>, args: Args<'_, Cuda, A>) -> Result<()> {
-        let kernel: Launcher = match on_cuda(verify::OP, op.deal.path)? {
-            Path::Sm80 => launcher!(ls_attn_verify_smxx),
-            Path::Sm90 => launcher!(ls_attn_verify_sm90),
-        };
+        let path = on_cuda(verify::OP, op.deal.path)?;
         if args.work.is_none() {
             return Err(Error::invalid(verify::OP, "work", "none", "CUDA needs the round's list"));
         }
-        if args.workspace.is_none() && op.workspace_bytes() > 0 {
-            let want = format!("this plan needs {} bytes", op.workspace_bytes());
-            return Err(Error::invalid(verify::OP, "workspace", "none", want));
-        }
-        attend(verify::OP, op.problem(), &op.deal, op.programmatic, on, args, kernel)
+        attend(verify::OP, op.problem(), &op.deal, path, op.programmatic, on, args)
     }
 
     fn prefill<A: Activation>(op: &Prefill, on: &Arc<CudaStream>, args: Args<'_, Cuda, A>) -> Result<()> {
-        let kernel: Launcher = match on_cuda(prefill::OP, op.deal.path)? {
-            Path::Sm80 => launcher!(ls_attn_prefill_smxx),
-            Path::Sm90 => launcher!(ls_attn_prefill_sm90),
-        };
-        attend(prefill::OP, op.problem(), &op.deal, op.programmatic, on, args, kernel)
+        let path = on_cuda(prefill::OP, op.deal.path)?;
+        let args = Args { work: None, ..args };
+        attend(prefill::OP, op.problem(), &op.deal, path, op.programmatic, on, args)
     }
 }
 
@@ -196,17 +175,33 @@ fn list(op: &Work, on: &Arc<CudaStream>, args: WorkArgs<'_, Cuda>) -> Result<()>
     let (slots_at, _slots) = rows.slots.data.device_ptr(on);
     let (start_at, _start) = rows.start.data.device_ptr(on);
     let (offsets_at, _offsets) = rows.row_offsets.data.device_ptr(on);
-    let params = ls_attn_work_params {
-        work: work_at as *mut _,
-        page_table: table_at as *const _,
-        rows: ls_rows {
-            slots: slots_at as *const _,
-            start: start_at as *const _,
-            row_offsets: offsets_at as *const _,
-            faults: faults_at as *mut _,
-            ..no_rows(p.sequences, p.rows, p.max_rows, p.slots)
-        },
-        page_table_stride: page_table.strides[0] as i64,
+    let rows = ls_rows {
+        slots: slots_at as *const _,
+        start: start_at as *const _,
+        row_offsets: offsets_at as *const _,
+        faults: faults_at as *mut _,
+        ..no_rows(p.sequences, p.rows, p.max_rows, p.slots)
+    };
+    let table = (table_at, page_table.strides[0]);
+    let params = list_params(p, deal, op.programmatic, work_at, table, rows);
+    // SAFETY: `Work::run` bounded every operand, and the stream belongs to the context that was bound.
+    Error::status(name, unsafe { sys::ls_attn_work_smxx(&params, on.cu_stream().cast()) })
+}
+
+/// `table`: where the page table begins, and its stride.
+fn list_params(
+    p: &Problem,
+    deal: &Deal,
+    programmatic: bool,
+    work: u64,
+    table: (u64, usize),
+    rows: ls_rows,
+) -> ls_attn_work_params {
+    ls_attn_work_params {
+        work: work as *mut _,
+        page_table: table.0 as *const _,
+        rows,
+        page_table_stride: table.1 as i64,
         kv_heads: p.kv_heads as i32,
         pages: p.pages as i32,
         page_rows: p.page_rows as i32,
@@ -215,25 +210,29 @@ fn list(op: &Work, on: &Arc<CudaStream>, args: WorkArgs<'_, Cuda>) -> Result<()>
         window: window(p),
         share: deal.share.code(),
         blocks: deal.blocks as i32,
+        block_positions: deal.block_positions as i32,
         max_pieces: deal.pieces as i32,
-        programmatic: i32::from(op.programmatic),
-    };
-    // SAFETY: `Work::run` bounded every operand, and the stream belongs to the context that was bound.
-    Error::status(name, unsafe { sys::ls_attn_work_smxx(&params, on.cu_stream().cast()) })
+        programmatic: i32::from(programmatic),
+    }
 }
 
+/// A verification; without a list in `args`, one with a list of its own.
 fn attend<A: Activation>(
     op: &'static str,
     p: &Problem,
     deal: &Deal,
+    path: Path,
     programmatic: bool,
     on: &Arc<CudaStream>,
     args: Args<'_, Cuda, A>,
-    kernel: Launcher,
 ) -> Result<()> {
     check_type::<A>(op)?;
     on.context().bind_to_thread()?;
-    let Args { mut out, mut faults, q, gate, pool, page_table, rows, mut work, mut workspace } = args;
+    let Args { mut out, mut faults, q, gate, pool, page_table, rows, work, workspace } = args;
+    let Some(mut workspace) = workspace else {
+        let want = format!("this plan needs {} bytes", deal.workspace.bytes);
+        return Err(Error::invalid(op, "workspace", "none", want));
+    };
     // The guards record events when dropped, so they must outlive the launch.
     let (out_at, _out) = out.data.device_ptr_mut(on);
     let (faults_at, _faults) = faults.data.device_ptr_mut(on);
@@ -246,10 +245,8 @@ fn attend<A: Activation>(
     let (slots_at, _slots) = rows.slots.data.device_ptr(on);
     let (start_at, _start) = rows.start.data.device_ptr(on);
     let (offsets_at, _offsets) = rows.row_offsets.data.device_ptr(on);
-    let work_there = work.as_mut().map(|work| work.data.device_ptr_mut(on));
-    let work_at = work_there.as_ref().map_or(0, |(at, _)| *at);
-    let workspace_there = workspace.as_mut().map(|workspace| workspace.data.device_ptr_mut(on));
-    let workspace_at = workspace_there.as_ref().map_or(0, |(at, _)| *at);
+    let (workspace_at, _workspace) = workspace.data.device_ptr_mut(on);
+    let work_there = work.as_ref().map(|work| work.data.device_ptr(on));
     let s = pool.strides;
     check_alignment(
         op,
@@ -261,22 +258,36 @@ fn attend<A: Activation>(
             ("workspace", workspace_at, &[]),
         ],
     )?;
+    let part = |offset: usize| workspace_at + offset as u64;
+    let listed = ls_rows {
+        slots: slots_at as *const _,
+        start: start_at as *const _,
+        row_offsets: offsets_at as *const _,
+        faults: faults_at as *mut _,
+        ..no_rows(p.sequences, p.rows, p.max_rows, p.slots)
+    };
+    let work_at = match &work_there {
+        Some((at, _)) => *at,
+        None => {
+            let (at, table) = (part(deal.workspace.list), (table_at, page_table.strides[0]));
+            let params = list_params(p, deal, programmatic, at, table, listed);
+            // SAFETY: `Args::check` bounded every operand, the plan gave the list its room, and the stream
+            // belongs to the context that was bound.
+            Error::status(op, unsafe { sys::ls_attn_work_smxx(&params, on.cu_stream().cast()) })?;
+            at
+        }
+    };
     let params = ls_attn_params {
         out: out_at as *mut _,
-        work: work_at as *mut _,
-        partials: workspace_at as *mut _,
-        stats: (workspace_at + deal.stats() as u64) as *mut _,
+        work: work_at as *const _,
+        partials: part(deal.workspace.partials) as *mut _,
+        stats: part(deal.workspace.stats) as *mut _,
+        scratch: part(deal.workspace.scratch) as *mut _,
         q: q_at as *const _,
         gate: gate_at as *const _,
         pool: pool_at as *const _,
         page_table: table_at as *const _,
-        rows: ls_rows {
-            slots: slots_at as *const _,
-            start: start_at as *const _,
-            row_offsets: offsets_at as *const _,
-            faults: faults_at as *mut _,
-            ..no_rows(p.sequences, p.rows, p.max_rows, p.slots)
-        },
+        rows: listed,
         out_row_stride: out.strides[0] as i64,
         out_head_stride: out.strides[1] as i64,
         q_row_stride: q.strides[0] as i64,
@@ -297,11 +308,18 @@ fn attend<A: Activation>(
         max_pages: p.max_pages as i32,
         first_key: p.first_key as i32,
         window: window(p),
-        block_rows: p.max_rows.saturating_mul(p.group()).min(i32::MAX as usize) as i32,
+        block_rows: deal.block_rows as i32,
         blocks: deal.blocks as i32,
+        max_pieces: deal.pieces as i32,
         programmatic: i32::from(programmatic),
     };
+    let stream = on.cu_stream().cast();
     // SAFETY: `Args::check` bounded every operand, alignment was checked above, the list is as long as the plan
     // says, and the stream belongs to the context that was bound.
-    Error::status(op, unsafe { kernel(&params, on.cu_stream().cast()) })
+    Error::status(op, unsafe {
+        match path {
+            Path::Sm80 => sys::ls_attn_verify_smxx(&params, stream),
+            Path::Sm90 => sys::ls_attn_verify_sm90(&params, stream),
+        }
+    })
 }

@@ -5,22 +5,23 @@
 //! A row stands at absolute position `p` of its sequence. It attends to the keys
 //! `max(first_key, p + 1 - window) ..= p` of that sequence (see [`Problem::keys`]), with the scale
 //! `1 / sqrt(head_dim)`; query head `j` reads K/V head `j / (q_heads / kv_heads)`. The sums follow the
-//! fixed two-level tree of [`tree`], so a row's bits depend on its query and on its keys and values: not
+//! fixed three-level tree of [`tree`], so a row's bits depend on its query and on its keys and values: not
 //! on the rows beside it, the batch, the slot, the pages, their size or the pool's strides.
 //!
 //! # Order and rounding
 //!
-//! All arithmetic is fp32; `A` is the activation type.
+//! All arithmetic is fp32; `A` is the activation type. `exp2` is [`ref_math::exp2`](kernels_core::ref_math::exp2) on
+//! the CPU and `ex2.approx.ftz` on CUDA: with the scores' order, what tells the two halves apart.
 //!
 //! | value | how |
 //! |---|---|
 //! | score `s` | dot product over `head_dim` in one fixed order (CPU: 32 lanes, element `d` goes to lane `d % 32`, lanes added in halves; CUDA: k16 steps ascending) |
-//! | tile maximum | over the visible keys, kept in the exponent's unit: `m = max(m, s_max * c)`, `c = log2(e) / sqrt(head_dim)` |
+//! | leaf's maximum | over the visible keys, in the exponent's unit: `m = s_max * c`, `c = log2(e) / sqrt(head_dim)` |
 //! | weight `P` | `exp2(fma(s, c, -m))`, rounded to `A`; the product is never rounded by itself |
-//! | sum `l` | of the **rounded** weights, those that multiply V: `l * exp2(m_old - m)`, then each step of 16 keys ascending |
-//! | a step's 16 weights | keys 8 apart first, then neighbours, then 2 and 4 apart: in registers in both MMA layouts, or a column of ones beside V |
-//! | accumulator `O` | `O * exp2(m_old - m)`, then the keys ascending |
-//! | merge | [`tree`]: leaves ascending inside their group, groups ascending |
+//! | leaf's sum `l` | of the **rounded** weights, those that multiply V: in each 16 keys those 8 apart first, then neighbours, then 2 and 4 apart; the eight sums of a leaf likewise, neighbours first |
+//! | leaf's `O` | weights times values from 0 on, the keys ascending (CUDA: in k16 steps) |
+//! | fold | `M = max(M, m)`, `a = exp2(M_old - M)`, `b = exp2(m - M)`: `l = fma(l_old, a, l * b)`, `O` likewise. The first part of a level is taken as it is, one with `l * b = 0` changes nothing |
+//! | levels | [`tree`]: leaves ascending inside their quad, quads inside their group, groups |
 //! | output | `O / l` in fp32, times `sigmoid(gate)` where there is one, rounded to `A` once |
 //!
 //! Because `l` adds the rounded weights, the rounding of `P` cannot change their total: the weights used
@@ -32,7 +33,8 @@
 //! do as much: scores outside the row's keys become -inf, which gives `P = 0`; `-inf - -inf` is guarded
 //! (a maximum of -inf counts as 0 in the exponent); and V rows of keys that *no* row of the launch may
 //! see are replaced by zeros when they are loaded, for `0 * NaN` is NaN and free pages hold anything.
-//! NaN in a *visible* key or value reaches the output.
+//! NaN in a *visible* key reaches the output, and so does NaN in a visible value unless its whole leaf weighs
+//! nothing beside the others.
 //!
 //! # Skipped rows and faults
 //!

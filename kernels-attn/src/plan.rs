@@ -52,6 +52,14 @@ impl Problem {
         from.max(self.first_key).min(end)..end
     }
 
+    /// The keys that some row at `rows` sees: both ends of a row's keys ascend with its position.
+    pub(crate) fn span(&self, rows: Range<usize>) -> Range<usize> {
+        let end = self.keys(rows.end - 1).end;
+        // A row without any key has an empty range below `first_key`.
+        let start = self.keys(rows.start).start.max(self.first_key);
+        start.min(end)..end
+    }
+
     /// Query heads that share one K/V head.
     pub fn group(&self) -> usize {
         self.q_heads / self.kv_heads

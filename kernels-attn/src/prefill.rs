@@ -9,9 +9,9 @@ pub(crate) const OP: &str = "attn::prefill";
 ///
 /// The same function of a row as [`Verify`](crate::Verify): a prompt in any chunking, token by token
 /// included, gives the same bytes. It is an operation of its own because many rows of one sequence want
-/// another kernel than a few rows of many.
+/// another grid than a few rows of many: a thread block owns some rows and all their keys.
 ///
-/// It takes neither a list nor a workspace: a thread block owns some rows and all their keys.
+/// It takes no list: on CUDA it makes its own, in a workspace that the layers of a pass may share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prefill {
     problem: Problem,
@@ -36,11 +36,11 @@ impl Prefill {
     /// Those of [`Prefill::plan`], and paths that no kernel has.
     pub fn plan_with(problem: Problem, device: &DeviceInfo, path: Option<Path>) -> Result<Self> {
         problem.validate(OP)?;
-        let deal = problem.deal(OP, device, (path, Some(Share::Sequence)), BUILT)?;
+        let deal = problem.deal(OP, device, (path, Some(Share::Sequence)), BUILT)?.with_list(&problem);
         Ok(Prefill { problem, deal, programmatic: false })
     }
 
-    /// Lets the CUDA kernel begin while the one before it on the stream still runs. It waits for that one
+    /// Lets the CUDA kernels begin while the one before it on the stream still runs. It waits for that one
     /// before it reads or writes anything.
     pub fn overlapping(mut self, on: bool) -> Self {
         self.programmatic = on;
@@ -50,6 +50,11 @@ impl Prefill {
     /// The kernels of its launches; `None` if it was planned for the CPU.
     pub fn path(&self) -> Option<Path> {
         self.deal.path
+    }
+
+    /// Bytes of [`Args::workspace`]; 0 on the CPU.
+    pub fn workspace_bytes(&self) -> usize {
+        self.deal.workspace.bytes
     }
 
     /// The sizes this was planned for.

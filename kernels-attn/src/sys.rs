@@ -5,9 +5,10 @@ pub const LS_OK: i32 = 0;
 pub const LS_ERR_NOT_BUILT: i32 = -1;
 pub const LS_ERR_UNSUPPORTED: i32 = -2;
 pub const LS_ATTN_SHARE_LEAF: i32 = 1;
-pub const LS_ATTN_SHARE_GROUP: i32 = 2;
-pub const LS_ATTN_SHARE_SEQUENCE: i32 = 3;
-pub const LS_ATTN_SHARE_BY_LENGTHS: i32 = 4;
+pub const LS_ATTN_SHARE_QUAD: i32 = 2;
+pub const LS_ATTN_SHARE_GROUP: i32 = 3;
+pub const LS_ATTN_SHARE_SEQUENCE: i32 = 4;
+pub const LS_ATTN_SHARE_BY_LENGTHS: i32 = 5;
 pub type ls_stream_t = *mut ::core::ffi::c_void;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -160,12 +161,13 @@ pub struct ls_attn_work_params {
     pub window: i32,
     pub share: i32,
     pub blocks: i32,
+    pub block_positions: i32,
     pub max_pieces: i32,
     pub programmatic: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_attn_work_params"][::core::mem::size_of::<ls_attn_work_params>() - 112usize];
+    ["Size of ls_attn_work_params"][::core::mem::size_of::<ls_attn_work_params>() - 120usize];
     ["Alignment of ls_attn_work_params"][::core::mem::align_of::<ls_attn_work_params>() - 8usize];
     ["Offset of field: ls_attn_work_params::work"]
         [::core::mem::offset_of!(ls_attn_work_params, work) - 0usize];
@@ -191,18 +193,21 @@ const _: () = {
         [::core::mem::offset_of!(ls_attn_work_params, share) - 96usize];
     ["Offset of field: ls_attn_work_params::blocks"]
         [::core::mem::offset_of!(ls_attn_work_params, blocks) - 100usize];
+    ["Offset of field: ls_attn_work_params::block_positions"]
+        [::core::mem::offset_of!(ls_attn_work_params, block_positions) - 104usize];
     ["Offset of field: ls_attn_work_params::max_pieces"]
-        [::core::mem::offset_of!(ls_attn_work_params, max_pieces) - 104usize];
+        [::core::mem::offset_of!(ls_attn_work_params, max_pieces) - 108usize];
     ["Offset of field: ls_attn_work_params::programmatic"]
-        [::core::mem::offset_of!(ls_attn_work_params, programmatic) - 108usize];
+        [::core::mem::offset_of!(ls_attn_work_params, programmatic) - 112usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ls_attn_params {
     pub out: *mut ::core::ffi::c_void,
-    pub work: *mut i32,
+    pub work: *const i32,
     pub partials: *mut f32,
     pub stats: *mut f32,
+    pub scratch: *mut f32,
     pub q: *const ::core::ffi::c_void,
     pub gate: *const ::core::ffi::c_void,
     pub pool: *const ::core::ffi::c_void,
@@ -230,72 +235,75 @@ pub struct ls_attn_params {
     pub window: i32,
     pub block_rows: i32,
     pub blocks: i32,
+    pub max_pieces: i32,
     pub programmatic: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_attn_params"][::core::mem::size_of::<ls_attn_params>() - 248usize];
+    ["Size of ls_attn_params"][::core::mem::size_of::<ls_attn_params>() - 264usize];
     ["Alignment of ls_attn_params"][::core::mem::align_of::<ls_attn_params>() - 8usize];
     ["Offset of field: ls_attn_params::out"][::core::mem::offset_of!(ls_attn_params, out) - 0usize];
     ["Offset of field: ls_attn_params::work"][::core::mem::offset_of!(ls_attn_params, work) - 8usize];
     ["Offset of field: ls_attn_params::partials"]
         [::core::mem::offset_of!(ls_attn_params, partials) - 16usize];
     ["Offset of field: ls_attn_params::stats"][::core::mem::offset_of!(ls_attn_params, stats) - 24usize];
-    ["Offset of field: ls_attn_params::q"][::core::mem::offset_of!(ls_attn_params, q) - 32usize];
-    ["Offset of field: ls_attn_params::gate"][::core::mem::offset_of!(ls_attn_params, gate) - 40usize];
-    ["Offset of field: ls_attn_params::pool"][::core::mem::offset_of!(ls_attn_params, pool) - 48usize];
+    ["Offset of field: ls_attn_params::scratch"][::core::mem::offset_of!(ls_attn_params, scratch) - 32usize];
+    ["Offset of field: ls_attn_params::q"][::core::mem::offset_of!(ls_attn_params, q) - 40usize];
+    ["Offset of field: ls_attn_params::gate"][::core::mem::offset_of!(ls_attn_params, gate) - 48usize];
+    ["Offset of field: ls_attn_params::pool"][::core::mem::offset_of!(ls_attn_params, pool) - 56usize];
     ["Offset of field: ls_attn_params::page_table"]
-        [::core::mem::offset_of!(ls_attn_params, page_table) - 56usize];
-    ["Offset of field: ls_attn_params::rows"][::core::mem::offset_of!(ls_attn_params, rows) - 64usize];
+        [::core::mem::offset_of!(ls_attn_params, page_table) - 64usize];
+    ["Offset of field: ls_attn_params::rows"][::core::mem::offset_of!(ls_attn_params, rows) - 72usize];
     ["Offset of field: ls_attn_params::out_row_stride"]
-        [::core::mem::offset_of!(ls_attn_params, out_row_stride) - 112usize];
+        [::core::mem::offset_of!(ls_attn_params, out_row_stride) - 120usize];
     ["Offset of field: ls_attn_params::out_head_stride"]
-        [::core::mem::offset_of!(ls_attn_params, out_head_stride) - 120usize];
+        [::core::mem::offset_of!(ls_attn_params, out_head_stride) - 128usize];
     ["Offset of field: ls_attn_params::q_row_stride"]
-        [::core::mem::offset_of!(ls_attn_params, q_row_stride) - 128usize];
+        [::core::mem::offset_of!(ls_attn_params, q_row_stride) - 136usize];
     ["Offset of field: ls_attn_params::q_head_stride"]
-        [::core::mem::offset_of!(ls_attn_params, q_head_stride) - 136usize];
+        [::core::mem::offset_of!(ls_attn_params, q_head_stride) - 144usize];
     ["Offset of field: ls_attn_params::gate_row_stride"]
-        [::core::mem::offset_of!(ls_attn_params, gate_row_stride) - 144usize];
+        [::core::mem::offset_of!(ls_attn_params, gate_row_stride) - 152usize];
     ["Offset of field: ls_attn_params::gate_head_stride"]
-        [::core::mem::offset_of!(ls_attn_params, gate_head_stride) - 152usize];
+        [::core::mem::offset_of!(ls_attn_params, gate_head_stride) - 160usize];
     ["Offset of field: ls_attn_params::page_table_stride"]
-        [::core::mem::offset_of!(ls_attn_params, page_table_stride) - 160usize];
+        [::core::mem::offset_of!(ls_attn_params, page_table_stride) - 168usize];
     ["Offset of field: ls_attn_params::page_stride"]
-        [::core::mem::offset_of!(ls_attn_params, page_stride) - 168usize];
+        [::core::mem::offset_of!(ls_attn_params, page_stride) - 176usize];
     ["Offset of field: ls_attn_params::kv_stride"]
-        [::core::mem::offset_of!(ls_attn_params, kv_stride) - 176usize];
+        [::core::mem::offset_of!(ls_attn_params, kv_stride) - 184usize];
     ["Offset of field: ls_attn_params::head_stride"]
-        [::core::mem::offset_of!(ls_attn_params, head_stride) - 184usize];
+        [::core::mem::offset_of!(ls_attn_params, head_stride) - 192usize];
     ["Offset of field: ls_attn_params::row_stride"]
-        [::core::mem::offset_of!(ls_attn_params, row_stride) - 192usize];
+        [::core::mem::offset_of!(ls_attn_params, row_stride) - 200usize];
     ["Offset of field: ls_attn_params::exponent_scale"]
-        [::core::mem::offset_of!(ls_attn_params, exponent_scale) - 200usize];
-    ["Offset of field: ls_attn_params::q_heads"][::core::mem::offset_of!(ls_attn_params, q_heads) - 204usize];
+        [::core::mem::offset_of!(ls_attn_params, exponent_scale) - 208usize];
+    ["Offset of field: ls_attn_params::q_heads"][::core::mem::offset_of!(ls_attn_params, q_heads) - 212usize];
     ["Offset of field: ls_attn_params::kv_heads"]
-        [::core::mem::offset_of!(ls_attn_params, kv_heads) - 208usize];
+        [::core::mem::offset_of!(ls_attn_params, kv_heads) - 216usize];
     ["Offset of field: ls_attn_params::head_dim"]
-        [::core::mem::offset_of!(ls_attn_params, head_dim) - 212usize];
-    ["Offset of field: ls_attn_params::pages"][::core::mem::offset_of!(ls_attn_params, pages) - 216usize];
+        [::core::mem::offset_of!(ls_attn_params, head_dim) - 220usize];
+    ["Offset of field: ls_attn_params::pages"][::core::mem::offset_of!(ls_attn_params, pages) - 224usize];
     ["Offset of field: ls_attn_params::page_rows"]
-        [::core::mem::offset_of!(ls_attn_params, page_rows) - 220usize];
+        [::core::mem::offset_of!(ls_attn_params, page_rows) - 228usize];
     ["Offset of field: ls_attn_params::max_pages"]
-        [::core::mem::offset_of!(ls_attn_params, max_pages) - 224usize];
+        [::core::mem::offset_of!(ls_attn_params, max_pages) - 232usize];
     ["Offset of field: ls_attn_params::first_key"]
-        [::core::mem::offset_of!(ls_attn_params, first_key) - 228usize];
-    ["Offset of field: ls_attn_params::window"][::core::mem::offset_of!(ls_attn_params, window) - 232usize];
+        [::core::mem::offset_of!(ls_attn_params, first_key) - 236usize];
+    ["Offset of field: ls_attn_params::window"][::core::mem::offset_of!(ls_attn_params, window) - 240usize];
     ["Offset of field: ls_attn_params::block_rows"]
-        [::core::mem::offset_of!(ls_attn_params, block_rows) - 236usize];
-    ["Offset of field: ls_attn_params::blocks"][::core::mem::offset_of!(ls_attn_params, blocks) - 240usize];
+        [::core::mem::offset_of!(ls_attn_params, block_rows) - 244usize];
+    ["Offset of field: ls_attn_params::blocks"][::core::mem::offset_of!(ls_attn_params, blocks) - 248usize];
+    ["Offset of field: ls_attn_params::max_pieces"]
+        [::core::mem::offset_of!(ls_attn_params, max_pieces) - 252usize];
     ["Offset of field: ls_attn_params::programmatic"]
-        [::core::mem::offset_of!(ls_attn_params, programmatic) - 244usize];
+        [::core::mem::offset_of!(ls_attn_params, programmatic) - 256usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {
     pub fn ls_attn_append_smxx(p: *const ls_attn_append_params, stream: ls_stream_t) -> i32;
     pub fn ls_attn_work_smxx(p: *const ls_attn_work_params, stream: ls_stream_t) -> i32;
     pub fn ls_attn_verify_smxx(p: *const ls_attn_params, stream: ls_stream_t) -> i32;
-    pub fn ls_attn_prefill_smxx(p: *const ls_attn_params, stream: ls_stream_t) -> i32;
 }
 
 #[cfg(not(kernels_built))]
@@ -313,23 +321,12 @@ pub unsafe extern "C" fn ls_attn_verify_smxx(_: *const ls_attn_params, _: ls_str
     LS_ERR_NOT_BUILT
 }
 
-#[cfg(not(kernels_built))]
-pub unsafe extern "C" fn ls_attn_prefill_smxx(_: *const ls_attn_params, _: ls_stream_t) -> i32 {
-    LS_ERR_NOT_BUILT
-}
-
 #[cfg(kernels_sm90)]
 unsafe extern "C" {
     pub fn ls_attn_verify_sm90(p: *const ls_attn_params, stream: ls_stream_t) -> i32;
-    pub fn ls_attn_prefill_sm90(p: *const ls_attn_params, stream: ls_stream_t) -> i32;
 }
 
 #[cfg(not(kernels_sm90))]
 pub unsafe extern "C" fn ls_attn_verify_sm90(_: *const ls_attn_params, _: ls_stream_t) -> i32 {
-    LS_ERR_NOT_BUILT
-}
-
-#[cfg(not(kernels_sm90))]
-pub unsafe extern "C" fn ls_attn_prefill_sm90(_: *const ls_attn_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }

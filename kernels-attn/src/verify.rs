@@ -18,7 +18,7 @@ pub(crate) const OP: &str = "attn::verify";
 /// [`Append`](crate::Append)).
 ///
 /// On CUDA it follows the list that [`Work`](crate::Work) made with a plan of the same sizes and grid, and
-/// keeps partial results in a workspace. Both may serve all layers of a round, one after the other.
+/// keeps intermediate results in a workspace. Both may serve all layers of a round, one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verify {
     problem: Problem,
@@ -44,11 +44,10 @@ pub struct Args<'a, B: Backend, A: Activation = bf16> {
     pub page_table: PageTable<'a, B>,
     /// Which rows belong to which sequence, and where they stand.
     pub rows: Rows<'a, B>,
-    /// `[work]`: the round's list, which [`Verify`] on CUDA needs; nothing else looks at it. It is the same
-    /// list afterwards.
-    pub work: Option<TensorMut<'a, B, i32, 1>>,
-    /// `[workspace]`: [`Verify::workspace_bytes`] for [`Verify`] on CUDA, where that is not 0; nothing else
-    /// looks at it. Anything before and after.
+    /// `[work]`: the round's list, which [`Verify`] on CUDA needs; nothing else looks at it.
+    pub work: Option<Tensor<'a, B, i32, 1>>,
+    /// `[workspace]`: [`Verify::workspace_bytes`] or [`Prefill::workspace_bytes`](crate::Prefill) on CUDA; the
+    /// CPU does without. Anything before and after.
     pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
@@ -74,10 +73,9 @@ impl<B: Backend, A: Activation> Args<'_, B, A> {
         self.rows.check(op, problem.sequences)?;
         if let Some(work) = &self.work {
             work.check(op, "work", [deal.work])?;
-            work.check_disjoint(op, "work")?;
         }
         if let Some(workspace) = &self.workspace {
-            workspace.check(op, "workspace", [deal.workspace])?;
+            workspace.check(op, "workspace", [deal.workspace.bytes])?;
             workspace.check_disjoint(op, "workspace")?;
         }
         Ok(())
@@ -122,7 +120,7 @@ impl Verify {
 
     /// Bytes of [`Args::workspace`]; 0 on the CPU.
     pub fn workspace_bytes(&self) -> usize {
-        self.deal.workspace
+        self.deal.workspace.bytes
     }
 
     /// The sizes this was planned for.

@@ -2,9 +2,9 @@
 
 use crate::{
     AttnBackend, Problem, Share,
-    grid::{Deal, ENTRY, HEAD, Round},
+    grid::{Deal, ENTRY, HEAD, ITEM, Round},
     plan::BUILT,
-    tree::GROUP_LEAVES,
+    tree,
 };
 use kernels_core::{Backend, DeviceInfo, PageTable, Result, Rows, TensorMut};
 use std::ops::Range;
@@ -99,78 +99,165 @@ impl Work {
 /// What a list says of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// No rows that anything could be written to.
-    Nothing,
-    /// Its rows become zeros.
-    Zeros,
-    /// The leaves that its rows see.
-    Leaves(Range<usize>),
+    /// These rows of the launch become zeros.
+    Zeros(Range<usize>),
+    /// These rows of the launch attend.
+    Attends {
+        /// Where its keys and values are.
+        slot: usize,
+        /// The position of the first row.
+        start: usize,
+        /// Its rows.
+        rows: Range<usize>,
+    },
 }
 
-/// The words of the list.
-pub(crate) fn list(problem: &Problem, deal: &Deal, entries: &[Entry]) -> Vec<i32> {
-    let (heads, sequences) = (problem.kv_heads, problem.sequences);
-    let groups = |leaves: &Range<usize>| leaves.start / GROUP_LEAVES..leaves.end.div_ceil(GROUP_LEAVES);
-    let mut round = Round::default();
-    for entry in entries {
-        let Entry::Leaves(leaves) = entry else { continue };
-        round.heads += heads;
-        round.groups += heads * groups(leaves).len();
-        round.leaves += heads * leaves.len();
-        round.longest = round.longest.max(leaves.len());
+/// Writes the list; words behind its last item stay as they are.
+///
+/// Where the header leaves a choice: an item of zeros is `[sequence, kv_head, 0, 0, 0, -1, -1, 0, first row,
+/// rows, 0, 0]`, for a sequence that is skipped or sees no key, and for a row block of a whole sequence that
+/// sees none. Where there are no rows there is no item. A sequence without items to merge has no pieces and
+/// first piece 0; one that does not attend has four zeros.
+pub(crate) fn list(p: &Problem, deal: &Deal, entries: &[Entry], unowned: Range<usize>, words: &mut [i32]) {
+    let share = share(p, deal, entries, &unowned);
+    let (head, rest) = words.split_at_mut(HEAD);
+    let (numbers, items) = rest.split_at_mut(p.sequences * ENTRY);
+    let mut lister = Lister { p, deal, share, words: items, items: 0, pieces: 0 };
+    for ((sequence, entry), numbers) in entries.iter().enumerate().zip(numbers.chunks_exact_mut(ENTRY)) {
+        numbers.copy_from_slice(&lister.sequence(sequence, entry).map(|n| n as i32));
     }
-    let share = match deal.share {
-        Share::ByLengths => Share::of_round(&round, deal.blocks, deal.pieces),
-        share => share,
-    };
-    let mut words = vec![0; deal.work];
-    let entries_at = HEAD + sequences * heads;
-    let items_at = entries_at + sequences * ENTRY;
-    let (mut items, mut pieces) = (0, 0);
-    let mut item = |words: &mut Vec<i32>, numbers: [usize; ENTRY]| {
-        let at = items_at + items * ENTRY;
-        words[at..at + ENTRY].copy_from_slice(&numbers.map(|n| n as i32));
-        items += 1;
-    };
-    for (sequence, entry) in entries.iter().enumerate() {
-        let at = entries_at + sequence * ENTRY;
-        let leaves = match entry {
-            Entry::Leaves(leaves) => leaves.clone(),
-            _ => {
-                words[at] = -1;
-                if *entry == Entry::Zeros {
-                    (0..heads).for_each(|head| item(&mut words, [sequence, head, 0, 0]));
+    lister.zeros(p.sequences, unowned);
+    let (items, pieces) = (lister.items as i32, lister.pieces as i32);
+    head.copy_from_slice(&[items, pieces, share.code(), 0, 0, 0, 0, 0]);
+}
+
+/// The leaves that the rows of a sequence see.
+fn leaves(p: &Problem, start: usize, rows: usize) -> Range<usize> {
+    tree::leaves(p.span(start..start + rows))
+}
+
+/// The share of this round.
+fn share(p: &Problem, deal: &Deal, entries: &[Entry], unowned: &Range<usize>) -> Share {
+    if deal.share != Share::ByLengths {
+        return deal.share;
+    }
+    let mut round = Round::default();
+    let zeros = |rows: &Range<usize>| if rows.is_empty() { 0 } else { p.kv_heads as u64 };
+    round.zeros += zeros(unowned);
+    for entry in entries {
+        match entry {
+            Entry::Zeros(rows) => round.zeros += zeros(rows),
+            Entry::Attends { start, rows, .. } => match leaves(p, *start, rows.len()) {
+                none if none.is_empty() => round.zeros += zeros(rows),
+                leaves => round.add(p.kv_heads * rows.len().div_ceil(deal.block_positions), &leaves),
+            },
+        }
+    }
+    Share::of_round(&round, deal.blocks as u64, deal.pieces as u64, deal.block_rows as u64)
+}
+
+/// The items of a list, while it is made.
+struct Lister<'a> {
+    p: &'a Problem,
+    deal: &'a Deal,
+    share: Share,
+    words: &'a mut [i32],
+    items: usize,
+    pieces: usize,
+}
+
+impl Lister<'_> {
+    /// Lists a sequence and returns its own numbers.
+    fn sequence(&mut self, sequence: usize, entry: &Entry) -> [usize; ENTRY] {
+        let (slot, start, rows) = match entry {
+            Entry::Attends { slot, start, rows } => (*slot, *start, rows.clone()),
+            Entry::Zeros(rows) => {
+                self.zeros(sequence, rows.clone());
+                return [0; ENTRY];
+            }
+        };
+        let leaves = leaves(self.p, start, rows.len());
+        if leaves.is_empty() {
+            self.zeros(sequence, rows);
+            return [0; ENTRY];
+        }
+        let row_blocks = rows.len().div_ceil(self.deal.block_positions);
+        let tail = [slot, start, rows.start, rows.len()];
+        let Some(unit) = self.share.leaves() else {
+            self.whole(sequence, row_blocks, start, &rows, tail);
+            return [0, 0, leaves.start, leaves.end];
+        };
+        let cuts = leaves.start / unit..leaves.end.div_ceil(unit);
+        let pieces = if cuts.len() > 1 { cuts.len() } else { 0 };
+        let first = if pieces > 0 { self.pieces } else { 0 };
+        for head in 0..self.p.kv_heads {
+            for block in 0..row_blocks {
+                for cut in cuts.clone() {
+                    let part = (cut * unit).max(leaves.start)..((cut + 1) * unit).min(leaves.end);
+                    let piece = (pieces > 0).then_some(self.pieces);
+                    self.item(sequence, head, block, part, piece, tail);
+                    self.pieces += usize::from(pieces > 0);
                 }
-                continue;
             }
-        };
-        let parts: Vec<Range<usize>> = match share {
-            Share::Leaf => leaves.clone().map(|leaf| leaf..leaf + 1).collect(),
-            Share::Group => groups(&leaves)
-                .map(|group| {
-                    let (first, end) = (group * GROUP_LEAVES, (group + 1) * GROUP_LEAVES);
-                    first.max(leaves.start)..end.min(leaves.end)
-                })
-                .collect(),
-            _ => vec![],
-        };
-        // A single part is the whole.
-        let parts = if parts.len() > 1 { parts } else { vec![] };
-        let numbers = [leaves.start, leaves.end, if parts.is_empty() { 0 } else { pieces }, parts.len()];
-        words[at..at + ENTRY].copy_from_slice(&numbers.map(|n| n as i32));
-        pieces += heads * parts.len();
-        for head in 0..heads {
-            if parts.is_empty() {
-                item(&mut words, [sequence, head, leaves.start, leaves.end]);
-            }
-            for part in &parts {
-                item(&mut words, [sequence, head, part.start, part.end]);
+        }
+        [first, pieces, leaves.start, leaves.end]
+    }
+
+    /// Row blocks with all keys of their own, those with the most first.
+    fn whole(
+        &mut self,
+        sequence: usize,
+        row_blocks: usize,
+        start: usize,
+        rows: &Range<usize>,
+        tail: [usize; 4],
+    ) {
+        let positions = self.deal.block_positions;
+        for head in 0..self.p.kv_heads {
+            for block in (0..row_blocks).rev() {
+                let part = block * positions..((block + 1) * positions).min(rows.len());
+                let leaves = leaves(self.p, start + part.start, part.len());
+                if leaves.is_empty() {
+                    self.zero(sequence, head, rows.start + part.start..rows.start + part.end);
+                } else {
+                    self.item(sequence, head, block, leaves, None, tail);
+                }
             }
         }
     }
-    (0..heads).for_each(|head| item(&mut words, [sequences, head, 0, 0]));
-    (words[0], words[1], words[2]) = (items as i32, pieces as i32, share.code());
-    words
+
+    /// Zeros for all heads of some rows.
+    fn zeros(&mut self, sequence: usize, rows: Range<usize>) {
+        if !rows.is_empty() {
+            (0..self.p.kv_heads).for_each(|head| self.zero(sequence, head, rows.clone()));
+        }
+    }
+
+    fn zero(&mut self, sequence: usize, head: usize, rows: Range<usize>) {
+        let (first, count) = (rows.start as i32, rows.len() as i32);
+        self.push([sequence as i32, head as i32, 0, 0, 0, -1, -1, 0, first, count, 0, 0]);
+    }
+
+    fn item(
+        &mut self,
+        sequence: usize,
+        head: usize,
+        block: usize,
+        leaves: Range<usize>,
+        piece: Option<usize>,
+        tail: [usize; 4],
+    ) {
+        let [sequence, head, block] = [sequence, head, block].map(|n| n as i32);
+        let (first, end) = (leaves.start as i32, leaves.end as i32);
+        let [slot, start, row, rows] = tail.map(|n| n as i32);
+        let piece = piece.map_or(-1, |piece| piece as i32);
+        self.push([sequence, head, block, first, end, piece, slot, start, row, rows, 0, 0]);
+    }
+
+    fn push(&mut self, item: [i32; ITEM]) {
+        self.words[self.items * ITEM..][..ITEM].copy_from_slice(&item);
+        self.items += 1;
+    }
 }
 
 #[cfg(test)]
@@ -179,9 +266,9 @@ mod tests {
 
     const P: Problem = Problem {
         sequences: 4,
-        rows: 8,
-        max_rows: 2,
-        q_heads: 2,
+        rows: 30,
+        max_rows: 6,
+        q_heads: 16,
         kv_heads: 1,
         head_dim: 128,
         slots: 4,
@@ -192,69 +279,121 @@ mod tests {
         window: None,
     };
 
-    fn words(share: Share, blocks: usize, entries: &[Entry; 4]) -> Vec<i32> {
-        let deal = Deal::new(OP, &P, None, share, blocks).unwrap();
-        list(&P, &deal, entries)
+    fn attends(slot: usize, start: usize, rows: Range<usize>) -> Entry {
+        Entry::Attends { slot, start, rows }
+    }
+
+    fn words(p: &Problem, share: Share, blocks: usize, entries: &[Entry], unowned: Range<usize>) -> Vec<i32> {
+        let deal = Deal::new(OP, p, None, share, blocks).unwrap();
+        let mut words = vec![-7; deal.work];
+        list(p, &deal, entries, unowned, &mut words);
+        assert!(words[1] as usize <= deal.pieces);
+        let end = HEAD + ENTRY * p.sequences + ITEM * words[0] as usize;
+        assert!(words[3..HEAD].iter().all(|x| *x == 0));
+        assert!(words[end..].iter().all(|x| *x == -7), "behind the last item");
+        words.truncate(end);
+        words
     }
 
     /// Header, sequences, items.
-    type Parts = (Vec<i32>, Vec<[i32; 4]>, Vec<[i32; 4]>);
+    type Parts = (Vec<i32>, Vec<[i32; ENTRY]>, Vec<[i32; ITEM]>);
 
-    fn parts(words: &[i32]) -> Parts {
-        let fours = |words: &[i32]| words.chunks_exact(4).map(|x| [x[0], x[1], x[2], x[3]]).collect();
-        assert!(words[3..HEAD + 4].iter().all(|x| *x == 0), "arrivals");
-        let end = HEAD + 20 + 4 * words[0] as usize;
-        assert!(words[end..].iter().all(|x| *x == 0), "behind the last item");
-        (words[..3].to_vec(), fours(&words[HEAD + 4..HEAD + 20]), fours(&words[HEAD + 20..end]))
+    fn parts(p: &Problem, words: &[i32]) -> Parts {
+        let (numbers, items) = words[HEAD..].split_at(ENTRY * p.sequences);
+        let numbers = numbers.as_chunks().0.to_vec();
+        (words[..3].to_vec(), numbers, items.as_chunks().0.to_vec())
     }
 
     #[test]
     fn literal() {
-        // A sequence of 18 leaves that begins inside a group, padding, a single leaf, offsets that are wrong.
-        let entries = [Entry::Leaves(3..21), Entry::Zeros, Entry::Leaves(0..1), Entry::Nothing];
-        let (head, sequences, items) = parts(&words(Share::Group, 1, &entries));
-        assert_eq!(head, [5, 2, 2]);
-        assert_eq!(sequences, [[3, 21, 0, 2], [-1, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 0, 0]]);
-        assert_eq!(items, [[0, 0, 3, 16], [0, 0, 16, 21], [1, 0, 0, 0], [2, 0, 0, 1], [4, 0, 0, 0]]);
-        let (head, sequences, items) = parts(&words(Share::Sequence, 1, &entries));
-        assert_eq!((head, sequences[0]), (vec![4, 0, 3], [3, 21, 0, 0]));
-        assert_eq!(items, [[0, 0, 3, 21], [1, 0, 0, 0], [2, 0, 0, 1], [4, 0, 0, 0]]);
-        let (head, sequences, items) = parts(&words(Share::Leaf, 1, &entries));
-        assert_eq!((head, sequences[0]), (vec![21, 18, 1], [3, 21, 0, 18]));
-        assert_eq!((items[0], items[17], items[18]), ([0, 0, 3, 4], [0, 0, 20, 21], [1, 0, 0, 0]));
-        // 19 leaves for 32 blocks.
-        let (head, ..) = parts(&words(Share::ByLengths, 32, &entries));
-        assert_eq!(head, [21, 18, 1]);
+        // Four positions make a row block of 16 heads. Eighteen leaves from inside a group on, of six rows;
+        // padding; a single leaf; no rows.
+        let p = Problem { window: Some(2200), ..P };
+        let entries = [
+            attends(2, 2680, 0..6), // keys 481.. of the first row, ..2686 of the last
+            Entry::Zeros(6..8),
+            attends(0, 7, 8..9),
+            Entry::Zeros(0..0),
+        ];
+        let of = |share, blocks| parts(&p, &words(&p, share, blocks, &entries, 9..30));
+        let zeros = [[1, 0, 0, 0, 0, -1, -1, 0, 6, 2, 0, 0], [4, 0, 0, 0, 0, -1, -1, 0, 9, 21, 0, 0]];
+        let short = [2, 0, 0, 0, 1, -1, 0, 7, 8, 1, 0, 0];
+        let (head, sequences, items) = of(Share::Group, 1);
+        assert_eq!(head, [7, 4, 3]);
+        assert_eq!(sequences, [[0, 2, 3, 21], [0; 4], [0, 0, 0, 1], [0; 4]]);
+        let long = |block, first, end, piece| [0, 0, block, first, end, piece, 2, 2680, 0, 6, 0, 0];
+        let pieces = [long(0, 3, 16, 0), long(0, 16, 21, 1), long(1, 3, 16, 2), long(1, 16, 21, 3)];
+        assert_eq!(items, [&pieces[..], &[zeros[0], short, zeros[1]]].concat());
+        let (head, sequences, items) = of(Share::Quad, 1);
+        assert_eq!((head, sequences[0]), (vec![15, 12, 2], [0, 6, 3, 21]));
+        assert_eq!(
+            (items[0], items[1], items[11]),
+            (long(0, 3, 4, 0), long(0, 4, 8, 1), long(1, 20, 21, 11))
+        );
+        let (head, sequences, items) = of(Share::Leaf, 1);
+        assert_eq!((head, sequences[0]), (vec![39, 36, 1], [0, 18, 3, 21]));
+        assert_eq!((items[17], items[18], items[36]), (long(0, 20, 21, 17), long(1, 3, 4, 18), zeros[0]));
+        // The later row block has more keys in general, and comes first.
+        let (head, sequences, items) = of(Share::Sequence, 1);
+        assert_eq!((head, sequences[0]), (vec![5, 0, 4], [0, 0, 3, 21]));
+        assert_eq!(items[..2], [long(1, 3, 21, -1), long(0, 3, 21, -1)]);
+        assert_eq!(items[2..], [zeros[0], short, zeros[1]]);
+        // All 39 items at a time, or all 15.
+        assert_eq!(of(Share::ByLengths, 39).0, [39, 36, 1]);
+        assert_eq!(of(Share::ByLengths, 15).0, [15, 12, 2]);
+    }
+
+    #[test]
+    fn rows_without_keys_are_zeros() {
+        // Row blocks of four rows; the first five rows are below the first key.
+        let p = Problem { sequences: 1, first_key: 5, ..P };
+        let (_, sequences, items) = parts(&p, &words(&p, Share::Sequence, 1, &[attends(1, 0, 3..9)], 9..9));
+        assert_eq!(sequences, [[0, 0, 0, 1]]);
+        let [live, zeros] = [[0, 0, 1, 0, 1, -1, 1, 0, 3, 6, 0, 0], [0, 0, 0, 0, 0, -1, -1, 0, 3, 4, 0, 0]];
+        assert_eq!(items, [live, zeros]);
+        for share in [Share::Leaf, Share::Sequence, Share::ByLengths] {
+            let all = parts(&p, &words(&p, share, 1, &[attends(1, 0, 3..6)], 9..9));
+            assert_eq!((all.1, all.2), (vec![[0; 4]], vec![[0, 0, 0, 0, 0, -1, -1, 0, 3, 3, 0, 0]]));
+        }
     }
 
     #[test]
     fn every_leaf_is_listed_once_and_everything_fits() {
-        let p = Problem { kv_heads: 3, q_heads: 3, ..P };
+        let p = Problem { kv_heads: 3, q_heads: 48, ..P };
         let longest = p.positions() / 128;
-        let entries = [
-            Entry::Leaves(0..longest),
-            Entry::Leaves(0..longest),
-            Entry::Leaves(5..longest),
-            Entry::Leaves(7..7),
-        ];
-        for share in [Share::Leaf, Share::Group, Share::Sequence, Share::ByLengths] {
+        let end = p.positions() - 6;
+        let entries =
+            [attends(0, end, 0..6), attends(1, end, 6..12), attends(2, 700, 12..13), attends(3, 100, 13..18)];
+        for share in [Share::Leaf, Share::Quad, Share::Group, Share::Sequence, Share::ByLengths] {
             for blocks in [1, 2, 8, 132] {
-                let deal = Deal::new(OP, &p, None, share, blocks).unwrap();
-                let words = list(&p, &deal, &entries);
-                let items = &words[HEAD + 4 * 3 + 16..][..4 * words[0] as usize];
-                let mut seen = vec![0; 4 * 3 * longest];
-                for item in items.chunks_exact(4).filter(|item| item[0] < 4) {
-                    let at = (item[0] * 3 + item[1]) as usize * longest;
-                    (item[2]..item[3]).for_each(|leaf| seen[at + leaf as usize] += 1);
+                let words = words(&p, share, blocks, &entries, 18..30);
+                let (_, sequences, items) = parts(&p, &words);
+                let mut seen = vec![0; 4 * 3 * 2 * longest];
+                for item in items.iter().filter(|item| item[0] < 4) {
+                    let at = ((item[0] * 3 + item[1]) * 2 + item[2]) as usize * longest;
+                    (item[3]..item[4]).for_each(|leaf| seen[at + leaf as usize] += 1);
+                    let [first, pieces, ..] = sequences[item[0] as usize];
+                    // Numbered as the header says: two row blocks, but one in the third sequence.
+                    let of = if item[0] == 2 { 1 } else { 2 };
+                    let number = first + (item[1] * of + item[2]) * pieces;
+                    let sound = if pieces == 0 {
+                        item[5] == -1
+                    } else {
+                        (number..number + pieces).contains(&item[5])
+                    };
+                    assert!(sound, "{item:?}");
                 }
-                let visible = entries.iter().flat_map(|entry| {
-                    let Entry::Leaves(leaves) = entry else { unreachable!() };
-                    (0..3 * longest).map(|i| usize::from(leaves.contains(&(i % longest))))
+                let numbered = items.iter().map(|item| item[5]).filter(|piece| *piece >= 0);
+                assert!(numbered.eq(0..words[1]), "pieces in the order of the list");
+                let want = entries.iter().flat_map(|entry| {
+                    let Entry::Attends { start, rows, .. } = entry else { unreachable!() };
+                    let leaves = leaves(&p, *start, rows.len());
+                    let blocks = rows.len().div_ceil(4);
+                    (0..3 * 2 * longest).map(move |i| {
+                        usize::from(leaves.contains(&(i % longest)) && i / longest % 2 < blocks)
+                    })
                 });
-                assert_eq!(seen, visible.collect::<Vec<_>>(), "{share:?}, {blocks} blocks");
-                assert!(words[1] as usize <= deal.pieces);
-                let whole = items.chunks_exact(4).filter(|item| item[0] == 3).count();
-                assert_eq!(whole, 3, "a sequence without keys is one item for each head");
+                assert_eq!(seen, want.collect::<Vec<_>>(), "{share:?}, {blocks} blocks");
             }
         }
     }

@@ -130,7 +130,7 @@ impl<B: AttnBackend> Operands<B> {
             ),
             page_table: Tensor::of(&self.table, [p.slots, p.max_pages]),
             rows: lists::<B>(p, &self.slots, &self.start, &self.offsets),
-            work: (words > 0).then(|| TensorMut::of(&mut self.work, [words])),
+            work: (words > 0).then(|| Tensor::of(&self.work, [words])),
             workspace: (bytes > 0).then(|| TensorMut::of(&mut self.workspace, [bytes])),
         })
     }

@@ -7,6 +7,9 @@ use kernels_core::{Activation, DType, bf16, f16};
 /// Unit roundoff of fp32.
 pub(crate) const U: f64 = 1.0 / 16_777_216.0;
 
+/// What may count as 0 among powers of two.
+const FLUSHED: f64 = f32::MIN_POSITIVE as f64;
+
 /// Unit roundoff of `A`, and half its smallest step, which bounds the error near zero.
 pub(crate) fn roundoff<A: Activation>() -> (f64, f64) {
     match A::DTYPE {
@@ -25,13 +28,13 @@ pub(crate) fn roundoff<A: Activation>() -> (f64, f64) {
 /// * Exponent `fma(s, c, -m)`: `c ds_i`, plus u |c s_i| for the rounding of c, plus u times the result,
 ///   which is at most 2 t where `t = max_i c a_i`. Together `(N + 3) u t`.
 /// * `exp2`: 1.5 ulp, at most X = 3 u relative; 2 ulp on CUDA, X = 4 u. Rounding P: r relative, or half a smallest step absolute.
-/// * Scaling by `exp2(m_old - m_new)`: once for the leaf's second tile, at most 17 times in the group,
-///   then once per group. Each multiplies by (1 + X + u) and shifts the exponent by 2 t u.
-///   So a weight's relative error is at most
-///   `e = r + ln2 u t (N + 3 + 2 S) + X + (X + u) S`, S = 18 + groups.
+/// * Below 2^-126 a power may be 0, a weight's own or that of a part: 2^-126 absolute.
+/// * Folds: at most 4 in the quad, 4 in the group, then one per group. Each multiplies by (1 + X + u) and
+///   shifts the exponent by 2 t u. So a weight's relative error is at most
+///   `e = r + ln2 u t (N + 3 + 2 S) + X + (X + u) S`, S = 8 + groups.
 /// * Weights `w_i (1 + e_i)` that are normalised by their own sum give `sum w_i e_i (v_i - o)`, so e counts
 ///   against the spread of the values: `e sum w_i |v_i - o|`.
-/// * Sums: a leaf's keys (L = `Place::LEAF`) and S merges, in O and in l: `(L + 2 + S) u (sum w_i |v_i| + |o|)`.
+/// * Sums: a leaf's keys (L = `Place::LEAF`) and S folds, in O and in l: `(L + 2 + S) u (sum w_i |v_i| + |o|)`.
 /// * Division and gate: 8 u relative. Output: r relative or half a smallest step.
 pub(crate) fn oracle<B: Place, A: Activation>(
     model: &Model,
@@ -60,10 +63,10 @@ pub(crate) fn oracle<B: Place, A: Activation>(
     let sum: f64 = weights.iter().sum();
 
     let (r, tiny) = roundoff::<A>();
-    let scalings = 18.0 + keys.end.div_ceil(2048) as f64;
+    let folds = 8.0 + keys.end.div_ceil(2048) as f64;
     let error = r
-        + std::f64::consts::LN_2 * U * t * (B::dot(d) + 3.0 + 2.0 * scalings)
-        + U * (B::EXP2 + (B::EXP2 + 1.0) * scalings);
+        + std::f64::consts::LN_2 * U * t * (B::dot(d) + 3.0 + 2.0 * folds)
+        + U * (B::EXP2 + (B::EXP2 + 1.0) * folds);
     let (mut out, mut bound) = (Vec::new(), Vec::new());
     for i in 0..d {
         let values = || keys.clone().map(|key| wide(&sequence.values[at(key) + i]));
@@ -71,10 +74,10 @@ pub(crate) fn oracle<B: Place, A: Activation>(
         let o = mean(&|v| v);
         let spread = mean(&|v| (v - o).abs());
         let size = mean(&f64::abs);
-        let absolute = tiny * values().map(|v| (v - o).abs()).sum::<f64>() / sum;
+        let absolute = (tiny + FLUSHED) * values().map(|v| (v - o).abs()).sum::<f64>() / sum;
         let g = if model.gated { 1.0 / (1.0 + (-wide(&gate[i])).exp()) } else { 1.0 };
         let before =
-            error * spread + absolute + (B::LEAF + 2.0 + scalings) * U * (size + o.abs()) + 8.0 * U * o.abs();
+            error * spread + absolute + (B::LEAF + 2.0 + folds) * U * (size + o.abs()) + 8.0 * U * o.abs();
         out.push(o * g);
         bound.push(1.05 * (before * g + r * (o * g).abs()) + tiny);
     }

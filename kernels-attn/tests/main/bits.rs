@@ -5,8 +5,8 @@ use crate::support::{LAYOUTS, Model, PLAIN, Placement, Sequence, attend, attend_
 use kernels_core::{Activation, bf16, f16};
 use kernels_testkit::compare::assert_same_bits;
 
-/// Rows that cross the edges of tiles, leaves and groups: the first row's position.
-const STARTS: [usize; 9] = [0, 1, 62, 63, 126, 2044, 2046, 2047, 4094];
+/// Rows that cross the edges of leaves, quads and groups: the first row's position.
+const STARTS: [usize; 12] = [0, 1, 63, 126, 127, 254, 510, 511, 1022, 2044, 2047, 4094];
 
 fn same_as_single_rows<B: Place, A: Activation>(on: &B::Queue, model: Model, start: usize, rows: usize) {
     if !takes::<B, A>() {
@@ -30,9 +30,10 @@ pub(crate) fn rows_are_single_rows<B: Place>(on: &B::Queue) {
         same_as_single_rows::<B, bf16>(on, Model::new::<B>(6, 1, 32), start, 5);
         same_as_single_rows::<B, f32>(on, Model::new::<B>(3, 3, 24), start, 4);
     }
-    // More rows than one pass over the keys serves, and the real head sizes.
+    // More rows than one pass over the keys serves, or than a row block has; and the real head sizes.
     same_as_single_rows::<B, bf16>(on, Model::new::<B>(24, 4, 256), 120, 16);
-    same_as_single_rows::<B, bf16>(on, Model::new::<B>(16, 2, 256), 60, 8);
+    same_as_single_rows::<B, bf16>(on, Model::new::<B>(16, 2, 256), 60, 16);
+    same_as_single_rows::<B, bf16>(on, Model::new::<B>(16, 1, 128), 505, 16);
     same_as_single_rows::<B, f16>(on, Model::new::<B>(4, 1, 128), 120, 11);
 }
 
@@ -46,10 +47,16 @@ pub(crate) fn every_group_of_query_heads<B: Place>(on: &B::Queue) {
 }
 
 pub(crate) fn windows_and_first_key<B: Place>(on: &B::Queue) {
-    for (first_key, window) in
-        [(1, None), (0, Some(1)), (0, Some(64)), (1, Some(65)), (0, Some(130)), (3, Some(9000))]
-    {
-        for start in [first_key, 61, 125, 2046] {
+    for (first_key, window) in [
+        (1, None),
+        (0, Some(1)),
+        (0, Some(64)),
+        (1, Some(65)),
+        (0, Some(130)),
+        (0, Some(700)),
+        (3, Some(9000)),
+    ] {
+        for start in [first_key, 61, 125, 510, 2046] {
             let model = Model { first_key, window, ..Model::new::<B>(4, 2, 32) };
             same_as_single_rows::<B, bf16>(on, model, start, 5);
         }

@@ -17,7 +17,7 @@ fn equal_scores<B: Place, A: Activation>(on: &B::Queue) {
     let model = Model { gated: false, ..Model::new::<B>(1, 1, 1) };
     let d = model.head_dim;
     let one = A::from_f32(1.0);
-    for (start, rows) in [(0, 4), (62, 4), (126, 4), (2046, 4), (4094, 3)] {
+    for (start, rows) in [(0, 4), (62, 4), (126, 4), (510, 4), (2046, 4), (4094, 3)] {
         let n = start + rows;
         let sequence = Sequence {
             start,
@@ -141,5 +141,14 @@ pub(crate) fn visible_nan_shows<B: Place>(on: &B::Queue) {
         let out = attend_split::<B, _>(on, &model, &PLAIN, &bad_value, &[1]);
         let nan: Vec<bool> = out.iter().map(|x| x.to_f32().is_nan()).collect();
         assert_eq!(nan, (0..model.head_dim).map(|i| i == 3).collect::<Vec<_>>());
+    }
+    // A key with a leaf to itself, whose every score is NaN then; in the first leaf, quad and group, and later.
+    for (start, bad) in
+        [(128, 128..129), (512, 512..513), (2048, 2048..2049), (2048, 0..128), (700, 128..256)]
+    {
+        let mut sequence: Sequence<bf16> = model.sequence(6, start, 1, 1.0);
+        sequence.keys[bad.start * model.head_dim..bad.end * model.head_dim].fill(bf16::NAN);
+        let out = attend_split::<B, _>(on, &model, &PLAIN, &sequence, &[1]);
+        assert!(out.iter().all(|x| x.to_f32().is_nan()), "keys {bad:?} for the row at {start}");
     }
 }

@@ -19,7 +19,7 @@ pub trait Place: AttnBackend {
 impl Place for Cpu {
     const GENERAL: bool = true;
     const EXP2: f64 = 3.0;
-    // Two roundings for each of the 64 keys of two tiles.
+    // One rounding for each of its keys.
     const LEAF: f64 = 128.0;
     fn dot(n: usize) -> f64 {
         // A lane's own, then five halvings.

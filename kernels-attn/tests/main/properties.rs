@@ -34,9 +34,9 @@ fn placements() -> impl Strategy<Value = Placement> {
     )
 }
 
-/// Starts anywhere, but half of them near the edge of a tile, leaf or group.
+/// Starts anywhere, but half of them near the edge of a leaf, quad or group.
 fn starts() -> impl Strategy<Value = usize> {
-    let edge = prop_oneof![Just(64usize), Just(128), Just(2048)];
+    let edge = prop_oneof![Just(128usize), Just(512), Just(2048)];
     prop_oneof![0usize..400, (edge, 0usize..8).prop_map(|(edge, before)| edge - before)]
 }
 

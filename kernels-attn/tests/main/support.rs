@@ -2,13 +2,13 @@
 
 use crate::place::{self, Place};
 use kernels_attn::{Args, Grid, Prefill, Problem, Verify, Work, WorkArgs};
-use kernels_core::{Activation, Cpu, KvPool, KvPoolMut, KvStrides, PAD, Rows, Tensor, TensorMut};
+use kernels_core::{Activation, Cpu, KvPool, KvPoolMut, KvStrides, PAD, Result, Rows, Tensor, TensorMut};
 use kernels_testkit::{
     compare::assert_same_bits,
     guard::{Guarded, poison},
     rng::Rng,
 };
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 /// What all sequences of a launch share.
 #[derive(Clone, Copy, Debug)]
@@ -223,6 +223,47 @@ impl Memory {
     }
 }
 
+/// The operation of a launch.
+enum Op<B> {
+    Verify(Verify, Work, PhantomData<B>),
+    Prefill(Prefill),
+}
+
+impl<B: Place> Op<B> {
+    fn plan(on: &B::Queue, problem: Problem, placement: &Placement) -> Self {
+        let (device, grid, overlapping) = (B::device(on), placement.grid, placement.overlapping);
+        if placement.prefill || !(B::GENERAL || problem.max_rows <= 16) {
+            let prefill = Prefill::plan_with(problem, &device, grid.map(|grid| grid.path)).unwrap();
+            return Op::Prefill(prefill.overlapping(overlapping));
+        }
+        let verify = Verify::plan_with(problem, &device, grid).unwrap();
+        assert!(grid.is_none() || B::GENERAL || verify.grid() == grid, "another grid than asked for");
+        let list = Work::plan_with(problem, &device, grid.map(|grid| grid.share)).unwrap();
+        Op::Verify(verify.overlapping(overlapping), list.overlapping(overlapping), PhantomData)
+    }
+
+    fn list(&self) -> Option<&Work> {
+        match self {
+            Op::Verify(_, list, _) => Some(list),
+            Op::Prefill(_) => None,
+        }
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        match self {
+            Op::Verify(verify, ..) => verify.workspace_bytes(),
+            Op::Prefill(prefill) => prefill.workspace_bytes(),
+        }
+    }
+
+    fn run<A: Activation>(&self, on: &B::Queue, args: Args<'_, B, A>) -> Result<()> {
+        match self {
+            Op::Verify(verify, ..) => verify.run(on, args),
+            Op::Prefill(prefill) => prefill.run(on, args),
+        }
+    }
+}
+
 /// Runs one launch over some rows of each sequence and returns their outputs, `[rows, q_heads, head_dim]`
 /// each.
 ///
@@ -306,22 +347,12 @@ pub(crate) fn attend<B: Place, A: Activation>(
             }
         };
     }
-    let device = B::device(on);
-    let verifies = !placement.prefill && (B::GENERAL || problem.max_rows <= 16);
-    let (verify, list) = if verifies {
-        let verify = Verify::plan_with(problem, &device, placement.grid).unwrap();
-        assert!(placement.grid.is_none() || B::GENERAL || verify.grid() == placement.grid);
-        let list = Work::plan_with(problem, &device, placement.grid.map(|grid| grid.share)).unwrap();
-        (Some(verify.overlapping(placement.overlapping)), Some(list.overlapping(placement.overlapping)))
-    } else {
-        (None, None)
-    };
+    let op = Op::<B>::plan(on, problem, placement);
+    let list = op.list();
     // Whatever the list does not write is told from what it does.
-    let mut work = integers(&vec![-7; list.as_ref().map_or(0, Work::len)]);
-    let mut workspace =
-        Guarded::<B, u8>::new(on, &vec![0xff; verify.as_ref().map_or(0, Verify::workspace_bytes)], 0xa5);
-    let mut listed = vec![];
-    if let Some(list) = &list {
+    let mut work = integers(&vec![-7; list.map_or(0, Work::len)]);
+    let mut workspace = Guarded::<B, u8>::new(on, &vec![0xff; op.workspace_bytes()], 0xa5);
+    if let Some(list) = list {
         let (work_at, faults_at) = (work.payload(), faults.payload());
         let (mut work_there, mut faults_there) = (work.whole_mut(), faults.whole_mut());
         let args = WorkArgs::<B> {
@@ -332,14 +363,11 @@ pub(crate) fn attend<B: Place, A: Activation>(
         };
         list.run(on, args).unwrap();
     }
-    if list.is_some() {
-        listed = work.read(on);
-    }
+    let listed = work.read(on);
     {
-        let (out_at, faults_at) = (out.payload(), faults.payload());
-        let (work_at, workspace_at) = (work.payload(), workspace.payload());
+        let (out_at, faults_at, workspace_at) = (out.payload(), faults.payload(), workspace.payload());
         let (mut out_there, mut faults_there) = (out.whole_mut(), faults.whole_mut());
-        let (mut work_there, mut workspace_there) = (work.whole_mut(), workspace.whole_mut());
+        let mut workspace_there = workspace.whole_mut();
         let dims = [memory.rows, hq, d];
         let width = memory.rows * hq * 2 * d;
         let strided = |from: usize| {
@@ -354,20 +382,11 @@ pub(crate) fn attend<B: Place, A: Activation>(
             pool: memory.pool::<B, A>(model, pool.view()),
             page_table: page_table!(),
             rows: rows!(),
-            work: list
-                .as_ref()
-                .map(|list| TensorMut::new(B::slice_mut(&mut work_there, work_at), [list.len()])),
+            work: list.map(|list| Tensor::new(work.view(), [list.len()])),
             workspace: (bytes > 0)
                 .then(|| TensorMut::new(B::slice_mut(&mut workspace_there, workspace_at), [bytes])),
         };
-        match &verify {
-            Some(verify) => verify.run(on, args).unwrap(),
-            None => {
-                let path = placement.grid.map(|grid| grid.path);
-                let prefill = Prefill::plan_with(problem, &device, path).unwrap();
-                prefill.overlapping(placement.overlapping).run(on, args).unwrap();
-            }
-        }
+        op.run(on, args).unwrap();
     }
     let faults = faults.read(on);
     assert!(faults.iter().all(|word| *word == 0), "faults {faults:x?}");

@@ -192,7 +192,7 @@ fn attn(checks: &mut Checks) {
         pool: o.pool(),
         page_table: o.read("page_table"),
         rows: o.rows("rows"),
-        work: Some(o.write("work")),
+        work: Some(o.read("work")),
         workspace: Some(o.write("workspace")),
     };
     let work = |o: &Operands<'_>| WorkArgs {
@@ -205,8 +205,8 @@ fn attn(checks: &mut Checks) {
     let name = "kernels_attn::AppendArgs";
     checks.op(name, &[], |o| Append::plan(append, &device)?.run::<Cpu, bf16>(&(), append_args(o)));
     let name = "kernels_attn::Args";
-    // A header, arrivals, sequences, an item for each of two heads of three sequences and of nobody.
-    let sizes = [("work", 8 + 3 * 2 + 4 * (3 + 4 * 2)), ("workspace", 0)];
+    // A header, sequences, an item for each of two heads of three sequences and of nobody.
+    let sizes = [("work", 8 + 4 * 3 + 12 * 4 * 2), ("workspace", 0)];
     checks.op(name, &sizes, |o| Verify::plan(problem, &device)?.run::<Cpu, bf16>(&(), args(o)));
     checks.op(name, &sizes, |o| Prefill::plan(problem, &device)?.run::<Cpu, bf16>(&(), args(o)));
     checks.op("kernels_attn::WorkArgs", &sizes, |o| Work::plan(problem, &device)?.run::<Cpu>(&(), work(o)));

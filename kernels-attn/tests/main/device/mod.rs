@@ -55,6 +55,6 @@ pub fn paths(device: &Device) -> Vec<Path> {
 
 /// Every path with every share.
 pub fn grids(device: &Device) -> Vec<Grid> {
-    let shares = [Share::Leaf, Share::Group, Share::Sequence, Share::ByLengths];
+    let shares = [Share::Leaf, Share::Quad, Share::Group, Share::Sequence, Share::ByLengths];
     paths(device).into_iter().flat_map(|path| shares.map(|share| Grid { path, share })).collect()
 }

@@ -27,7 +27,7 @@ pub struct Raw {
     pub offsets: Slice<i32>,
     pub faults: Slice<u64>,
     pub work: Slice<i32>,
-    workspace: Slice<u8>,
+    workspaces: [Slice<u8>; 2],
     rope: Slice<f32>,
     norm: Slice<bf16>,
     /// `[rows, q_heads + 2 * kv_heads, head_dim]`: what is appended.
@@ -59,6 +59,7 @@ impl Raw {
         };
         let work_op = Work::plan_with(p, &device.info, Some(grid.share)).unwrap();
         let verify_op = Verify::plan_with(p, &device.info, Some(grid)).unwrap();
+        let prefill_op = Prefill::plan_with(p, &device.info, Some(grid.path)).unwrap();
         assert_eq!(verify_op.grid(), Some(grid), "another grid than asked for");
         let len = (p.pages - 1) * s.page + s.kv + (p.kv_heads - 1) * s.head + p.page_rows * s.row;
         let width = p.q_heads * p.head_dim;
@@ -73,10 +74,11 @@ impl Raw {
             grid,
             overlapping: false,
             work: integers(work_op.len()),
-            workspace: Cuda::upload(on, &vec![0xffu8; verify_op.workspace_bytes()]).unwrap(),
+            workspaces: [verify_op.workspace_bytes(), prefill_op.workspace_bytes()]
+                .map(|bytes| Cuda::upload(on, &vec![0xffu8; bytes]).unwrap()),
             work_op,
             verify_op,
-            prefill_op: Prefill::plan_with(p, &device.info, Some(grid.path)).unwrap(),
+            prefill_op,
             append_op: Append::plan(append, &device.info).unwrap(),
             pool: Cuda::zeros(on, len).unwrap(),
             table: integers(p.slots * p.max_pages),
@@ -133,19 +135,20 @@ impl Raw {
     /// From `rows[0]` into `rows[1]`.
     pub fn verify(&mut self, device: &Device) -> Result<()> {
         let op = self.verify_op.clone().overlapping(self.overlapping);
-        self.with(|args| op.run(&device.queue, args))
+        self.with(0, |args| op.run(&device.queue, args))
     }
 
     /// The same by a prefill.
     pub fn prefill(&mut self, device: &Device) -> Result<()> {
         let op = self.prefill_op.clone().overlapping(self.overlapping);
-        self.with(|args| op.run(&device.queue, Args { work: None, workspace: None, ..args }))
+        self.with(1, |args| op.run(&device.queue, Args { work: None, ..args }))
     }
 
-    /// Lends the operands of an attention.
-    pub fn with<R>(&mut self, run: impl FnOnce(Args<'_, Cuda>) -> R) -> R {
+    /// Lends the operands of a verification (0) or a prefill (1).
+    pub fn with<R>(&mut self, which: usize, run: impl FnOnce(Args<'_, Cuda>) -> R) -> R {
         let p = self.problem;
-        let bytes = self.verify_op.workspace_bytes();
+        let workspace = &mut self.workspaces[which];
+        let bytes = Cuda::len(workspace);
         let [from, to] = &mut self.rows;
         let dims = [p.rows, p.q_heads, p.head_dim];
         run(Args {
@@ -163,8 +166,8 @@ impl Raw {
             },
             page_table: page_table(&p, &self.table),
             rows: lists(&p, &self.slots, &self.start, &self.offsets),
-            work: Some(TensorMut::of(&mut self.work, [self.work_op.len()])),
-            workspace: (bytes > 0).then(|| TensorMut::of(&mut self.workspace, [bytes])),
+            work: Some(Tensor::of(&self.work, [self.work_op.len()])),
+            workspace: Some(TensorMut::of(workspace, [bytes])),
         })
     }
 

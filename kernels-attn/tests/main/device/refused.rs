@@ -210,23 +210,30 @@ pub fn what_has_no_kernel_is_refused(device: &Device) {
 
     let mut raw = Raw::new(device, SMALL, packed(&SMALL), grids(device)[0]);
     let verify = Verify::plan_with(SMALL, info, Some(raw.grid)).unwrap();
-    let mut refused = |op: &Verify, change: &dyn Fn(&mut Args<'_, Cuda>)| {
-        raw.with(|mut args| {
+    let refused = |raw: &mut Raw, op: &Verify, change: &dyn Fn(&mut Args<'_, Cuda>)| {
+        raw.with(0, |mut args| {
             change(&mut args);
             op.run(&device.queue, args).unwrap_err().to_string()
         })
     };
     let host = Verify::plan(SMALL, &DeviceInfo::cpu()).unwrap();
     assert_eq!(
-        refused(&host, &|args| (args.work, args.workspace) = (None, None)),
+        refused(&mut raw, &host, &|args| (args.work, args.workspace) = (None, None)),
         "attn::verify: device is the CPU; plan it for the CUDA device it runs on"
     );
     assert_eq!(
-        refused(&verify, &|args| args.work = None),
+        refused(&mut raw, &verify, &|args| args.work = None),
         "attn::verify: work is none; CUDA needs the round's list"
     );
     let want = format!("attn::verify: workspace is none; this plan needs {} bytes", verify.workspace_bytes());
-    assert_eq!(refused(&verify, &|args| args.workspace = None), want);
+    assert_eq!(refused(&mut raw, &verify, &|args| args.workspace = None), want);
+    let prefill = Prefill::plan_with(SMALL, info, Some(raw.grid.path)).unwrap();
+    let text = raw.with(1, |args| {
+        prefill.run(&device.queue, Args { workspace: None, ..args }).unwrap_err().to_string()
+    });
+    let want =
+        format!("attn::prefill: workspace is none; this plan needs {} bytes", prefill.workspace_bytes());
+    assert_eq!(text, want);
     type Change = fn(&mut Args<'_, Cuda>);
     let aligned: [(&str, Change); 3] = [
         ("q", |a| a.q.strides[0] -= 4),
@@ -234,7 +241,10 @@ pub fn what_has_no_kernel_is_refused(device: &Device) {
         ("pool", |a| a.pool.strides.page -= 4),
     ];
     for (name, change) in aligned {
-        assert_eq!(refused(&verify, &change), format!("attn::verify: `{name}` must be aligned to 16 bytes"));
+        assert_eq!(
+            refused(&mut raw, &verify, &change),
+            format!("attn::verify: `{name}` must be aligned to 16 bytes")
+        );
     }
     let out = Cuda::read(&device.queue, &raw.rows[1], 0..SMALL.q_heads * SMALL.head_dim).unwrap();
     assert!(out.iter().all(|x: &bf16| x.is_nan()), "a refused launch wrote something");

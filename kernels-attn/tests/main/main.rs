@@ -67,6 +67,7 @@ fn main() {
         offsets_are_64_bits,
         replays_equal_eager_runs,
         overlapping_launches_wait,
+        slow_producers_are_waited_for,
         what_has_no_kernel_is_refused,
     );
     bite::add(&mut suite);

@@ -67,12 +67,12 @@ pub fn every_grid_gives_the_same_bits(device: &Device) {
     }
 }
 
-/// A row's position, and so the number of keys it sees, at every edge and one to either side: of tiles of 64,
-/// leaves of 128, groups of 2048, and pages of 16 and 64 rows.
+/// A row's position, and so the number of keys it sees, at every edge and one to either side: of MMA steps of 16
+/// keys, leaves of 128, quads of 512, groups of 2048, and pages of 16 and 64 rows.
 pub fn every_boundary_gives_the_bits_of_single_rows(device: &Device) {
     let on = &device.queue;
     let model = Model::new::<Cuda>(12, 2, 256);
-    let edges = [16, 32, 64, 128, 192, 256, 1024, 1920, 2048, 2112, 2176, 4096];
+    let edges = [16, 64, 128, 256, 384, 512, 640, 1024, 1920, 2048, 2176, 2560, 4096];
     let mut starts: Vec<usize> = edges.iter().flat_map(|edge| [edge - 2, edge - 1, *edge]).collect();
     starts.extend([0, 1, 2]);
     for start in starts {
@@ -93,11 +93,11 @@ pub fn every_boundary_gives_the_bits_of_single_rows(device: &Device) {
     }
 }
 
-/// Every head size, group, page size and number of rows that has a kernel, on every path: equal bytes, and near
-/// enough to f64.
+/// Every head size, group, page size and number of rows that has a kernel, on every path, with one row block and
+/// with several: equal bytes, and near enough to f64.
 pub fn every_shape_runs_on_every_path(device: &Device) {
     let on = &device.queue;
-    let mut ran = 0;
+    let (mut ran, mut several) = (0, 0);
     for head_dim in [128, 256] {
         for group in [1, 2, 3, 4, 6, 8, 12, 16] {
             let model = Model::new::<Cuda>(2 * group, 2, head_dim);
@@ -106,8 +106,9 @@ pub fn every_shape_runs_on_every_path(device: &Device) {
                 let sequence: Sequence<bf16> = model.sequence(rows as u64, 300, rows, 4.0);
                 let single = attend_split::<Cuda, _>(on, &model, &PLAIN, &sequence, &vec![1; rows]);
                 let page_rows = [16, 32, 64, 128][rows % 4];
+                several += usize::from(rows > 64 / group);
                 for path in paths(device) {
-                    for share in [Share::Leaf, Share::Sequence] {
+                    for share in [Share::Leaf, Share::Quad, Share::Sequence] {
                         let grid = Some(Grid { path, share });
                         let placement = Placement { page_rows, grid, ..PLAIN };
                         let got = attend_split::<Cuda, _>(on, &model, &placement, &sequence, &[rows]);
@@ -121,7 +122,8 @@ pub fn every_shape_runs_on_every_path(device: &Device) {
             }
         }
     }
-    assert_eq!(ran, 2 * 8 * 16 * 2 * paths(device).len());
+    assert_eq!(ran, 2 * 8 * 16 * 3 * paths(device).len());
+    assert_eq!(several, 2 * (6 + 8 + 11 + 12), "groups of 6, 8, 12 and 16 heads");
 }
 
 /// Rows that a verification gives, by prefill in chunks: of any length, across edges, on every path.

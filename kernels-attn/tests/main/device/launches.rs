@@ -5,7 +5,10 @@ use super::{SMALL, grids};
 use kernels_attn::{Grid, Problem, Share};
 use kernels_core::{Backend, Cuda, PAD, Result, bf16};
 use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng};
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 const P: Problem = Problem {
     sequences: 5,
@@ -75,21 +78,24 @@ pub fn replays_equal_eager_runs(device: &Device) {
                 let both = || replayed.list(device).and_then(|()| replayed.verify(device));
                 device.capture(both).unwrap()
             });
-            assert_eq!(Device::nodes(graph).unwrap(), 2, "a list and one launch");
+            // A list, a verification, and a merge unless no list could ask for one.
+            let merges = usize::from(grid.share != Share::Sequence);
+            assert_eq!(Device::nodes(graph).unwrap(), 2 + merges, "{grid:?}");
             graph.launch().unwrap();
             assert_same_bits(&format!("round {round}, {grid:?}"), &replayed.read(device), &want);
-            let [work, listed] = [&replayed, &eager]
-                .map(|raw| Cuda::read(&device.queue, &raw.work, 0..Cuda::len(&raw.work)).unwrap());
+            let [work, listed] = [&replayed, &eager].map(|raw| raw.listed(device));
             assert_same_bits(&format!("the list of round {round}, {grid:?}"), &work, &listed);
 
             eager.prefill(device).unwrap();
             assert_same_bits(&format!("prefill {round}, {grid:?}"), &eager.read(device), &want);
             let prefill = prefill.get_or_insert_with(|| device.capture(|| replayed.prefill(device)).unwrap());
+            assert_eq!(Device::nodes(prefill).unwrap(), 2, "a list and a verification");
             prefill.launch().unwrap();
             assert_same_bits(&format!("replayed prefill {round}, {grid:?}"), &replayed.read(device), &want);
         }
         let by_lengths = grid.share == Share::ByLengths;
         assert_eq!(shares.len() > 1, by_lengths, "{grid:?}: {shares:?}");
+        assert!(!shares.contains(&5), "a list names the share that was chosen");
     }
 }
 
@@ -141,6 +147,89 @@ pub fn overlapping_launches_wait(device: &Device) {
             for how in [How::Overlapping, How::Overlapping, How::Overlapping, How::Captured] {
                 let got = chain(device, p, grid, how);
                 assert_same_bits(&format!("{how:?}, {sequences} sequences, {grid:?}"), &got, &want);
+            }
+        }
+    }
+}
+
+/// What may begin while a slow verification still runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Reads its outputs as queries.
+    Verify,
+    /// The same, but with a launch between them that does not.
+    ListAndVerify,
+    /// Reads them too.
+    Prefill,
+    /// Overwrites the queries and the last keys that it reads.
+    Append,
+}
+
+/// One row block with all of a long context: one thread block works on it.
+const SLOW: Problem = Problem {
+    sequences: 1,
+    rows: 4,
+    q_heads: 6,
+    kv_heads: 1,
+    head_dim: 256,
+    slots: 1,
+    max_pages: 2048,
+    pages: 2048,
+    page_rows: 64,
+    ..SMALL
+};
+
+/// Outputs of the slow verification and of what follows.
+fn after_a_slow_one(device: &Device, grid: Grid, next: Next, overlapping: bool) -> [Vec<bf16>; 2] {
+    let on = &device.queue;
+    let alone = Grid { share: Share::Sequence, ..grid };
+    let quick = Problem { max_pages: 20, pages: 20, ..SLOW };
+    let mut slow = Raw::new(device, SLOW, packed(&SLOW), alone);
+    let mut quick = Raw::new(device, quick, packed(&quick), grid);
+    for (raw, start) in [(&mut slow, 131_000), (&mut quick, 1000)] {
+        furnish(device, raw, &mut Rng::new(45));
+        Cuda::write(on, &mut raw.offsets, 0, &[0, 4]).unwrap();
+        Cuda::write(on, &mut raw.start, 0, &[start]).unwrap();
+        raw.list(device).unwrap();
+        // Each module is loaded, each kernel has run.
+        raw.verify(device).unwrap();
+        raw.prefill(device).unwrap();
+    }
+    Cuda::synchronize(on).unwrap();
+    let began = Instant::now();
+    slow.verify(device).unwrap();
+    if !overlapping {
+        Cuda::synchronize(on).unwrap();
+        let took = began.elapsed();
+        assert!(took > Duration::from_micros(300), "{took:?} is no slow launch");
+    }
+    (slow.overlapping, quick.overlapping) = (overlapping, overlapping);
+    std::mem::swap(&mut slow.rows[1], &mut quick.rows[0]);
+    match next {
+        Next::Verify => quick.verify(device).unwrap(),
+        Next::ListAndVerify => {
+            quick.list(device).unwrap();
+            quick.verify(device).unwrap();
+        }
+        Next::Prefill => quick.prefill(device).unwrap(),
+        Next::Append => slow.append(device).unwrap(),
+    }
+    let read = |rows| Cuda::read(on, rows, 0..SLOW.rows * SLOW.q_heads * SLOW.head_dim).unwrap();
+    [read(&quick.rows[0]), quick.read(device)]
+}
+
+/// A launch behind one that takes a while: it reads and writes nothing before that one is done.
+pub fn slow_producers_are_waited_for(device: &Device) {
+    for grid in grids(device) {
+        for next in [Next::Verify, Next::ListAndVerify, Next::Prefill, Next::Append] {
+            if next == Next::Append && grid.share != Share::Sequence {
+                continue;
+            }
+            let want = after_a_slow_one(device, grid, next, false);
+            assert!(want[0] != want[1] && want.iter().flatten().all(|x| x.is_finite()));
+            let got = after_a_slow_one(device, grid, next, true);
+            for (what, (got, want)) in ["the slow one", "the next"].iter().zip(got.iter().zip(&want)) {
+                assert_same_bits(&format!("{what}, {next:?}, {grid:?}"), got, want);
             }
         }
     }

@@ -17,7 +17,7 @@ pub use equal::{
     every_grid_gives_the_same_bits, every_shape_runs_on_every_path, outputs_stay_within_the_derived_bound,
     probes_move_with_the_mask_on_every_grid, verified_rows_equal_prefilled_ones,
 };
-pub use launches::{overlapping_launches_wait, replays_equal_eager_runs};
+pub use launches::{overlapping_launches_wait, replays_equal_eager_runs, slow_producers_are_waited_for};
 pub use long::{a_quarter_of_a_million_tokens, offsets_are_64_bits};
 pub use refused::{faults_equal_the_cpus, lists_equal_the_cpu, what_has_no_kernel_is_refused};
 

@@ -171,12 +171,24 @@ impl Raw {
         })
     }
 
+    /// The list, as far as there are items.
+    pub fn listed(&self, device: &Device) -> Vec<i32> {
+        let mut words = Cuda::read(&device.queue, &self.work, 0..Cuda::len(&self.work)).unwrap();
+        words.truncate(list_words(&self.problem, &words));
+        words
+    }
+
     /// The outputs; panics if a fault was recorded.
     pub fn read(&self, device: &Device) -> Vec<bf16> {
         let faults = Cuda::read(&device.queue, &self.faults, 0..self.problem.slots + 1).unwrap();
         assert!(faults.iter().all(|word| *word == 0), "faults {faults:x?}");
         Cuda::read(&device.queue, &self.rows[1], 0..Cuda::len(&self.rows[1])).unwrap()
     }
+}
+
+/// Words of a list up to the end of its last item.
+pub fn list_words(p: &Problem, words: &[i32]) -> usize {
+    8 + 4 * p.sequences + 12 * words[0] as usize
 }
 
 fn page_table<'a>(p: &Problem, table: &'a Slice<i32>) -> PageTable<'a, Cuda> {

@@ -1,6 +1,6 @@
 //! What CUDA refuses and in which words; lists and fault words, which equal those of the CPU.
 
-use super::raw::{Raw, packed};
+use super::raw::{Raw, list_words, packed};
 use super::{SMALL, grids};
 use kernels_attn::{
     Append, AppendProblem, Args, Grid, Path, Prefill, Problem, Share, Verify, Work, WorkArgs,
@@ -8,7 +8,7 @@ use kernels_attn::{
 use kernels_core::slots::{Fault, FaultKind};
 use kernels_core::{Arch, Backend, Cpu, Cuda, DeviceInfo, PAD, Rows, Tensor, TensorMut, bf16};
 use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The numbers of a launch.
 struct Lists {
@@ -33,6 +33,7 @@ fn on_the_cpu(op: &Work, lists: &Lists) -> (Vec<i32>, Vec<u64>) {
         },
     };
     op.run(&(), args).unwrap();
+    work.truncate(list_words(p, &work));
     (work, faults)
 }
 
@@ -74,32 +75,42 @@ const P: Problem = Problem {
 
 /// Lists of random rounds, word for word, with every share.
 pub fn lists_equal_the_cpu(device: &Device) {
-    let mut chosen = BTreeMap::<i32, usize>::new();
-    for window in [None, Some(100), Some(2500)] {
-        let p = Problem { window, ..P };
-        for grid in grids(device) {
-            let mut rng = Rng::new(30);
-            let mut raw = Raw::new(device, p, packed(&p), grid);
-            let op = Work::plan_with(p, &device.info, Some(grid.share)).unwrap();
-            for round in 0..30 {
-                let lists = sound(&p, &mut rng);
-                put(device, &mut raw, &lists);
-                raw.list(device).unwrap();
-                let (want, faults) = on_the_cpu(&op, &lists);
-                let got = Cuda::read(&device.queue, &raw.work, 0..op.len()).unwrap();
-                assert_same_bits(&format!("round {round}, {grid:?}, window {window:?}"), &got, &want);
-                assert!(faults.iter().all(|word| *word == 0));
-                raw.verify(device).unwrap();
-                let got = Cuda::read(&device.queue, &raw.work, 0..op.len()).unwrap();
-                assert_same_bits(&format!("after round {round}, {grid:?}"), &got, &want);
-                raw.read(device);
-                if grid.share == Share::ByLengths {
-                    *chosen.entry(want[2]).or_default() += 1;
-                }
+    let mut chosen = BTreeSet::new();
+    // One row block of a sequence and two; then contexts with more leaves than there is room for.
+    for (sequences, max_rows, q_heads, max_pages) in [(6, 4, 4, 200), (6, 6, 32, 200), (40, 4, 4, 800)] {
+        let (rows, slots) = (sequences * max_rows + 2, sequences);
+        for window in [None, Some(100), Some(2500)] {
+            let p = Problem { sequences, max_rows, rows, slots, q_heads, max_pages, window, ..P };
+            for grid in grids(device) {
+                chosen.extend(listed_alike(device, p, grid));
             }
         }
     }
-    assert!(chosen.len() > 1, "rounds of all lengths were dealt alike: {chosen:?}");
+    assert_eq!(chosen, BTreeSet::from([1, 2, 3]), "leaves, quads and groups are chosen by lengths");
+}
+
+/// The shares that were chosen where the lengths decide.
+fn listed_alike(device: &Device, p: Problem, grid: Grid) -> BTreeSet<i32> {
+    let mut rng = Rng::new(30);
+    let mut raw = Raw::new(device, p, packed(&p), grid);
+    let op = Work::plan_with(p, &device.info, Some(grid.share)).unwrap();
+    let mut chosen = BTreeSet::new();
+    for round in 0..20 {
+        let lists = sound(&p, &mut rng);
+        put(device, &mut raw, &lists);
+        raw.list(device).unwrap();
+        let (want, faults) = on_the_cpu(&op, &lists);
+        let what = format!("round {round}, {grid:?}, {p:?}");
+        assert_same_bits(&what, &raw.listed(device), &want);
+        assert!(faults.iter().all(|word| *word == 0));
+        raw.verify(device).unwrap();
+        assert_same_bits(&format!("after {what}"), &raw.listed(device), &want);
+        raw.read(device);
+        if grid.share == Share::ByLengths {
+            chosen.insert(want[2]);
+        }
+    }
+    chosen
 }
 
 /// One wrong number: its fault word, zeros for its rows, and the bytes that the others have without it.

@@ -3,7 +3,8 @@
 //! Ids: `attn/verify/MODEL/bB/cCTX/tT` (B sequences of T rows that end at position CTX, pages of 64 rows, the list made
 //! once before, as a round's layers share it), `attn/overlapping/..` (each launch may begin before the last one
 //! ended), `attn/grid/../PATH-SHARE`, `attn/work/..` (the list alone), `attn/append/MODEL/bB/tT`,
-//! `attn/prefill/MODEL/cCTX/nROWS`. Without a GPU or kernels the CPU backend is timed on a few shapes.
+//! `attn/prefill/MODEL/cCTX/nROWS`. Calls take pools in turn, so that none finds its own in the L2 cache. Without a
+//! GPU or kernels the CPU backend is timed on a few shapes.
 
 mod operands;
 
@@ -61,7 +62,7 @@ fn main() {
             let p = problem(model, shape);
             let verify = Verify::plan(p, &cpu).expect("a sound problem");
             let list = Work::plan(p, &cpu).expect("a sound problem");
-            let mut operands = Operands::<Cpu>::new(&(), p, shape, 1, (list.len(), 0));
+            let mut operands = Operands::<Cpu>::new(&(), p, shape, 1, (list.len(), 0), None);
             operands.list(|args| list.run(&(), args)).expect("sound operands");
             let id = format!("attn/verify/{}/b{sequences}/c{context}/t{rows}", model.0);
             bench.cpu(&id, attention_bytes(&p, context), || {
@@ -72,7 +73,7 @@ fn main() {
         let shape = Shape { sequences: 1, rows: 64, context: 512 };
         let p = problem(model, shape);
         let prefill = Prefill::plan(p, &cpu).expect("a sound problem");
-        let mut operands = Operands::<Cpu>::new(&(), p, shape, 1, (0, 0));
+        let mut operands = Operands::<Cpu>::new(&(), p, shape, 1, (0, 0), None);
         bench.cpu(&format!("attn/prefill/{}/c512/n64", model.0), attention_bytes(&p, 512), || {
             operands.attend(0, |args| prefill.run(&(), args)).expect("sound operands");
         });
@@ -80,7 +81,7 @@ fn main() {
             let shape = Shape { sequences, rows, context: 1024 };
             let p = problem(model, shape);
             let append = Append::plan(append_problem(&p), &cpu).expect("a sound problem");
-            let mut operands = Operands::<Cpu>::new(&(), p, shape, 1, (0, 0));
+            let mut operands = Operands::<Cpu>::new(&(), p, shape, 1, (0, 0), None);
             let id = format!("attn/append/{}/b{sequences}/t{rows}", model.0);
             bench.cpu(&id, append_bytes(&p), || {
                 operands.append(0, |args| append.run(&(), args)).expect("sound operands");
@@ -92,20 +93,30 @@ fn main() {
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
-    use kernels_attn::{Grid, Path, Share};
-    use kernels_core::{Backend, Cuda};
+    use crate::operands::pool_len;
+    use kernels_attn::{Args, Grid, Path, Share};
+    use kernels_core::{Backend, Cuda, Result, bf16};
     use kernels_testkit::timing::copies;
 
-    const BATCHES: [usize; 4] = [1, 4, 8, 32];
-    const CONTEXTS: [usize; 5] = [1024, 4096, 16_384, 65_536, 131_072];
+    type Pool = <Cuda as Backend>::Memory<bf16>;
+
+    const BATCHES: [usize; 4] = [32, 8, 4, 1];
+    const CONTEXTS: [usize; 5] = [131_072, 65_536, 16_384, 4096, 1024];
+
+    /// Bytes of pools. A call with more in its pool than this has one pool: it turns the cache over by itself.
+    const POOLS: u64 = 8 << 30;
+    /// A call with more is left out.
+    const MOST: u64 = 100 << 30;
 
     pub(super) fn all(bench: &mut Bench) {
+        // The largest pool first, which then serves all others.
+        let mut runner = Runner { bench, pool: None };
         for model in MODELS {
             for context in CONTEXTS {
                 for sequences in BATCHES {
                     for rows in [1, 2, 3, 4, 8] {
                         let shape = Shape { sequences, rows, context };
-                        verify(bench, "verify", "", model, shape, None, false);
+                        runner.verify("verify", "", model, shape, None, false);
                     }
                 }
             }
@@ -114,116 +125,146 @@ mod cuda {
         for (sequences, context) in [(1, 4096), (1, 16_384), (8, 16_384), (32, 4096)] {
             for rows in [1, 4] {
                 let shape = Shape { sequences, rows, context };
-                verify(bench, "overlapping", "", model, shape, None, true);
+                runner.verify("overlapping", "", model, shape, None, true);
                 let paths = [("sm80", Path::Sm80), ("sm90", Path::Sm90)];
-                let shares = [("leaf", Share::Leaf), ("group", Share::Group), ("sequence", Share::Sequence)];
+                let shares = [
+                    ("leaf", Share::Leaf),
+                    ("quad", Share::Quad),
+                    ("group", Share::Group),
+                    ("sequence", Share::Sequence),
+                ];
                 for (path, share) in
                     paths.iter().flat_map(|path| shares.iter().map(move |share| (path, share)))
                 {
                     let tail = format!("/{}-{}", path.0, share.0);
                     let grid = Some(Grid { path: path.1, share: share.1 });
-                    verify(bench, "grid", &tail, model, shape, grid, false);
+                    runner.verify("grid", &tail, model, shape, grid, false);
                 }
             }
         }
         for (sequences, context) in [(1, 4096), (32, 4096), (32, 131_072)] {
-            list(bench, model, Shape { sequences, rows: 4, context });
+            runner.list(model, Shape { sequences, rows: 4, context });
         }
         for model in MODELS {
             for sequences in BATCHES {
                 for rows in [1, 4] {
-                    append(bench, model, Shape { sequences, rows, context: 1024 });
+                    runner.append(model, Shape { sequences, rows, context: 1024 });
                 }
             }
             for (context, rows) in [(512, 512), (2048, 2048), (8192, 2048), (32_768, 2048)] {
-                prefill(bench, model, Shape { sequences: 1, rows, context });
+                runner.prefill(model, Shape { sequences: 1, rows, context });
             }
         }
     }
 
-    /// The queue, and the device's figures.
-    fn on(bench: &Bench) -> (<Cuda as Backend>::Queue, DeviceInfo) {
-        let device = bench.device().expect("there is one");
-        (device.queue.clone(), device.info.clone())
+    struct Runner<'a> {
+        bench: &'a mut Bench,
+        pool: Option<Pool>,
     }
 
-    /// Sets of operands that the L2 cache does not hold; fewer where memory would not.
-    fn sets(bench: &Bench, bytes: u64) -> usize {
-        let device = bench.device().expect("there is one");
-        let fit = device.info.memory / 3 / (bytes as usize).max(1);
-        copies(device, bytes as usize).min(fit.max(1))
-    }
+    impl Runner<'_> {
+        /// The queue, and the device's figures.
+        fn on(&self) -> (<Cuda as Backend>::Queue, DeviceInfo) {
+            let device = self.bench.device().expect("there is one");
+            (device.queue.clone(), device.info.clone())
+        }
 
-    fn verify(
-        bench: &mut Bench,
-        name: &str,
-        tail: &str,
-        model: Model,
-        shape: Shape,
-        grid: Option<Grid>,
-        overlapping: bool,
-    ) {
-        let (queue, info) = on(bench);
-        let p = problem(model, shape);
-        // Not every chip and build has every grid.
-        let Ok(op) = Verify::plan_with(p, &info, grid) else { return };
-        let op = op.overlapping(overlapping);
-        let list = Work::plan_with(p, &info, grid.map(|grid| grid.share)).expect("as the verification");
-        let Shape { sequences, rows, context } = shape;
-        let id = format!("attn/{name}/{}/b{sequences}/c{context}/t{rows}{tail}", model.0);
-        let bytes = attention_bytes(&p, context);
-        let count = sets(bench, bytes);
-        let mut operands = None;
-        bench.cuda(&id, bytes, count, |call| {
-            let operands = operands.get_or_insert_with(|| {
-                let sizes = (list.len(), op.workspace_bytes());
-                let mut operands = Operands::<Cuda>::new(&queue, p, shape, count, sizes);
-                operands.list(|args| list.run(&queue, args)).expect("a list");
-                operands
+        /// Sets of operands that the L2 cache does not hold; `None` if not even one fits into memory.
+        fn sets(&self, bytes: u64) -> Option<usize> {
+            let device = self.bench.device().expect("there is one");
+            let fits = bytes <= MOST.min(device.info.memory as u64 / 4 * 3);
+            let few = (POOLS / bytes.max(1)).max(1) as usize;
+            fits.then(|| copies(device, bytes as usize).min(few))
+        }
+
+        /// Times `run` on operands with room for a list and a workspace; the list is made before.
+        fn attend(
+            &mut self,
+            id: &str,
+            (p, shape): (Problem, Shape),
+            list: Option<&Work>,
+            workspace: usize,
+            run: impl Fn(&<Cuda as Backend>::Queue, Args<'_, Cuda>) -> Result<()>,
+        ) {
+            let (queue, _) = self.on();
+            let bytes = attention_bytes(&p, shape.context);
+            let Some(count) = self.sets(2 * pool_len(&p) as u64) else { return };
+            let (mut operands, pool) = (None, &mut self.pool);
+            self.bench.cuda(id, bytes, count, |call| {
+                let operands = operands.get_or_insert_with(|| {
+                    let sizes = (list.map_or(0, Work::len), workspace);
+                    let mut operands = Operands::<Cuda>::new(&queue, p, shape, count, sizes, pool.take());
+                    if let Some(list) = list {
+                        operands.list(|args| list.run(&queue, args)).expect("a list");
+                    }
+                    operands
+                });
+                operands.attend(call, |args| run(&queue, args))
             });
-            operands.attend(call, |args| op.run(&queue, args))
-        });
-        let faulted = operands.is_some_and(|operands| operands.faulted(&queue));
-        assert!(!faulted, "{id}: a round's numbers are wrong");
-    }
+            let Some(operands) = operands else { return };
+            assert!(!operands.faulted(&queue), "{id}: a round's numbers are wrong");
+            self.pool = Some(operands.into_pool());
+        }
 
-    fn list(bench: &mut Bench, model: Model, shape: Shape) {
-        let (queue, info) = on(bench);
-        let p = problem(model, shape);
-        let op = Work::plan(p, &info).expect("a sound problem");
-        let id = format!("attn/work/{}/b{}/c{}/t{}", model.0, shape.sequences, shape.context, shape.rows);
-        let bytes = 4 * (op.len() + p.slots * p.max_pages) as u64;
-        let mut operands = None;
-        bench.cuda(&id, bytes, 16, |_| {
-            let new = || Operands::<Cuda>::new(&queue, p, shape, 1, (op.len(), 0));
-            operands.get_or_insert_with(new).list(|args| op.run(&queue, args))
-        });
-    }
+        fn verify(
+            &mut self,
+            name: &str,
+            tail: &str,
+            model: Model,
+            shape: Shape,
+            grid: Option<Grid>,
+            overlapping: bool,
+        ) {
+            let (_, info) = self.on();
+            let p = problem(model, shape);
+            // Not every chip and build has every grid.
+            let Ok(op) = Verify::plan_with(p, &info, grid) else { return };
+            let op = op.overlapping(overlapping);
+            let list = Work::plan_with(p, &info, grid.map(|grid| grid.share)).expect("as the verification");
+            let Shape { sequences, rows, context } = shape;
+            let id = format!("attn/{name}/{}/b{sequences}/c{context}/t{rows}{tail}", model.0);
+            let bytes = op.workspace_bytes();
+            self.attend(&id, (p, shape), Some(&list), bytes, |queue, args| op.run(queue, args));
+        }
 
-    fn append(bench: &mut Bench, model: Model, shape: Shape) {
-        let (queue, info) = on(bench);
-        let p = problem(model, shape);
-        let op = Append::plan(append_problem(&p), &info).expect("a sound problem");
-        let id = format!("attn/append/{}/b{}/t{}", model.0, shape.sequences, shape.rows);
-        let count = sets(bench, append_bytes(&p)).min(64);
-        let mut operands = None;
-        bench.cuda(&id, append_bytes(&p), count, |call| {
-            let new = || Operands::<Cuda>::new(&queue, p, shape, count, (0, 0));
-            operands.get_or_insert_with(new).append(call, |args| op.run(&queue, args))
-        });
-    }
+        fn prefill(&mut self, model: Model, shape: Shape) {
+            let (_, info) = self.on();
+            let p = problem(model, shape);
+            let op = Prefill::plan(p, &info).expect("a sound problem");
+            let id = format!("attn/prefill/{}/c{}/n{}", model.0, shape.context, shape.rows);
+            let bytes = op.workspace_bytes();
+            self.attend(&id, (p, shape), None, bytes, |queue, args| op.run(queue, args));
+        }
 
-    fn prefill(bench: &mut Bench, model: Model, shape: Shape) {
-        let (queue, info) = on(bench);
-        let p = problem(model, shape);
-        let op = Prefill::plan(p, &info).expect("a sound problem");
-        let id = format!("attn/prefill/{}/c{}/n{}", model.0, shape.context, shape.rows);
-        let bytes = attention_bytes(&p, shape.context);
-        let count = sets(bench, bytes);
-        let mut operands = None;
-        bench.cuda(&id, bytes, count, |call| {
-            let new = || Operands::<Cuda>::new(&queue, p, shape, count, (0, 0));
-            operands.get_or_insert_with(new).attend(call, |args| op.run(&queue, args))
-        });
+        fn list(&mut self, model: Model, shape: Shape) {
+            let (queue, info) = self.on();
+            let p = problem(model, shape);
+            let op = Work::plan(p, &info).expect("a sound problem");
+            let id = format!("attn/work/{}/b{}/c{}/t{}", model.0, shape.sequences, shape.context, shape.rows);
+            let bytes = 4 * (op.len() + p.slots * p.max_pages) as u64;
+            let (mut operands, pool) = (None, &mut self.pool);
+            self.bench.cuda(&id, bytes, 16, |_| {
+                let new = || Operands::<Cuda>::new(&queue, p, shape, 1, (op.len(), 0), pool.take());
+                operands.get_or_insert_with(new).list(|args| op.run(&queue, args))
+            });
+            self.pool = operands.map(Operands::into_pool).or(self.pool.take());
+        }
+
+        fn append(&mut self, model: Model, shape: Shape) {
+            let (queue, info) = self.on();
+            let p = problem(model, shape);
+            let op = Append::plan(append_problem(&p), &info).expect("a sound problem");
+            let id = format!("attn/append/{}/b{}/t{}", model.0, shape.sequences, shape.rows);
+            let bytes = append_bytes(&p);
+            let Some(count) = self.sets(bytes) else { return };
+            // Each with a pool of its own, of which it writes little.
+            let count = count.min(64);
+            let (mut operands, pool) = (None, &mut self.pool);
+            self.bench.cuda(&id, bytes, count, |call| {
+                let new = || Operands::<Cuda>::new(&queue, p, shape, count, (0, 0), pool.take());
+                operands.get_or_insert_with(new).append(call, |args| op.run(&queue, args))
+            });
+            self.pool = operands.map(Operands::into_pool).or(self.pool.take());
+        }
     }
 }

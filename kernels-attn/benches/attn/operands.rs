@@ -34,7 +34,7 @@ pub(crate) fn append_problem(p: &Problem) -> AppendProblem {
 pub(crate) struct Operands<B: Backend> {
     problem: Problem,
     copies: usize,
-    /// `[copies, pages, 2, kv_heads, page_rows, head_dim]`
+    /// `[copies, pages, 2, kv_heads, page_rows, head_dim]`, and maybe more.
     pool: B::Memory<bf16>,
     /// `[copies, rows, q_heads, head_dim]`
     q: B::Memory<bf16>,
@@ -66,22 +66,27 @@ fn filled<B: Backend>(queue: &B::Queue, len: usize) -> B::Memory<bf16> {
 }
 
 impl<B: AttnBackend> Operands<B> {
-    /// `copies` sets; room for a list of so many words and a workspace of so many bytes.
+    /// `copies` sets, with the pools in `pool`, which [`Operands::into_pool`] gives back; room for a list of so
+    /// many words and a workspace of so many bytes.
     pub(crate) fn new(
         queue: &B::Queue,
         problem: Problem,
         shape: Shape,
         copies: usize,
         (work, workspace): (usize, usize),
+        pool: Option<B::Memory<bf16>>,
     ) -> Self {
         let p = problem;
+        let len = copies * pool_len(&p);
+        // The old one goes before the new one comes: both may not fit.
+        let pool = pool.filter(|pool| B::len(pool) >= len).unwrap_or_else(|| filled::<B>(queue, len));
         let integers = |values: Vec<i32>| B::upload(queue, &values).expect("a few numbers");
         let pages = Rng::new(2).permutation(p.pages);
         let q = copies * p.rows * p.q_heads * p.head_dim;
         Operands {
             problem,
             copies,
-            pool: filled::<B>(queue, copies * pool_len(&p)),
+            pool,
             q: filled::<B>(queue, q),
             kv: filled::<B>(queue, copies * p.rows * 2 * p.kv_heads * p.head_dim),
             out: B::zeros(queue, q).expect("the bench fits into memory"),
@@ -95,6 +100,12 @@ impl<B: AttnBackend> Operands<B> {
             work: B::zeros(queue, work).expect("it fits"),
             workspace: B::zeros(queue, workspace).expect("it fits"),
         }
+    }
+
+    /// The pools, for other operands.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU's are small"))]
+    pub(crate) fn into_pool(self) -> B::Memory<bf16> {
+        self.pool
     }
 
     /// Lends the operands of a list.
@@ -177,7 +188,8 @@ impl<B: AttnBackend> Operands<B> {
     }
 }
 
-fn pool_len(p: &Problem) -> usize {
+/// Elements of one pool.
+pub(crate) fn pool_len(p: &Problem) -> usize {
     p.pages * 2 * p.kv_heads * p.page_rows * p.head_dim
 }
 

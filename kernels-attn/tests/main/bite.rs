@@ -18,7 +18,7 @@ pub(crate) fn add(suite: &mut Suite) {
 
 #[cfg(feature = "planted-faults")]
 mod bites {
-    use crate::{accuracy, append, bits, golden, literal, properties};
+    use crate::{accuracy, append, bits, golden, literal, properties, tree};
     use kernels_core::{Cpu, fault};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -64,6 +64,7 @@ mod bites {
             &[
                 ("within_the_bound_of_f64", || accuracy::within_the_bound_of_f64::<Cpu>(&())),
                 ("a_probe_moves_with_the_mask", || literal::a_probe_moves_with_the_mask::<Cpu>(&())),
+                ("sums_have_the_order_of_the_tree", tree::sums_have_the_order_of_the_tree),
                 ("same_as_transformers", || golden::same_as_transformers::<Cpu>(&())),
             ],
         );

@@ -15,6 +15,7 @@ mod place;
 mod properties;
 mod refusals;
 mod support;
+mod tree;
 
 use kernels_testkit::{both, gpu, runner::Suite};
 
@@ -52,6 +53,7 @@ fn main() {
     suite.cpu("cpu::refusals::faults", refusals::faults);
     suite.cpu("cpu::refusals::faults_of_append", refusals::faults_of_append);
     suite.cpu("cpu::refusals::faults_of_a_list", refusals::faults_of_a_list);
+    suite.cpu("cpu::tree::sums_have_the_order_of_the_tree", tree::sums_have_the_order_of_the_tree);
     device!(
         suite,
         appended_bytes_equal_the_cpu,

@@ -117,6 +117,16 @@ pub fn every_shape_runs_on_every_path(device: &Device) {
                     }
                 }
                 if rows == 2 || rows == 16 {
+                    for path in paths(device) {
+                        let grid = Some(Grid { path, share: Share::Sequence });
+                        let placement = Placement { page_rows, grid, prefill: true, ..PLAIN };
+                        let got = attend_split::<Cuda, _>(on, &model, &placement, &sequence, &[rows]);
+                        assert_same_bits(
+                            &format!("{model:?}, prefill of {rows} rows, {path:?}"),
+                            &got,
+                            &single,
+                        );
+                    }
                     accuracy::check_outputs::<Cuda, bf16>(&model, &sequence, &single);
                 }
             }

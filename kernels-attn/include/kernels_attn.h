@@ -52,25 +52,24 @@ typedef struct ls_attn_append_params {
   int32_t programmatic;   /* 1: may begin while the preceding kernel still runs                          */
 } ls_attn_append_params;
 
-/* What a thread block owns, in keys: 128, 512, 2048, or all of a sequence. No output bit depends on it. */
+/* What a thread block owns: the keys of a leaf, 2048, or all of a sequence. No output bit depends on it. */
 #define LS_ATTN_SHARE_LEAF 1
-#define LS_ATTN_SHARE_QUAD 2
-#define LS_ATTN_SHARE_GROUP 3
-#define LS_ATTN_SHARE_SEQUENCE 4
-#define LS_ATTN_SHARE_BY_LENGTHS 5
+#define LS_ATTN_SHARE_GROUP 2
+#define LS_ATTN_SHARE_SEQUENCE 3
+#define LS_ATTN_SHARE_BY_LENGTHS 4
 
-/* A row block: 64 / (q_heads / kv_heads) rows of a sequence, those of one K/V head's query heads.
+/* A tile: 128 keys, from a multiple of 128. A row block: 64 / (q_heads / kv_heads) rows of a sequence, those of one K/V head's query heads.
  *
  * The list of work of a round, made once and read by the verification of every layer. int32_t words:
  *   [8]                     items, pieces, share (never BY_LENGTHS), 0, 0, 0, 0, 0
- *   [sequences, 4]          first piece, pieces of a K/V head's row block, first leaf, behind the last; without
+ *   [sequences, 4]          first piece, pieces of a K/V head's row block, first tile, behind the last; without
  *                           pieces there is nothing to merge
- *   [items, 12]             sequence, kv_head, row block, first leaf, behind the last, piece or -1, slot, start,
+ *   [items, 12]             sequence, kv_head, row block, first tile, behind the last, piece or -1, slot, start,
  *                           first row, rows, 0, 0. Room for
  *                           (sequences + 1) * kv_heads * row blocks of max_rows + max_pieces of them
- * Leaves are cut at multiples of the share; piece i of a row block is number
+ * Tiles are cut at multiples of the share; piece i of a row block is number
  *   (first piece) + (kv_head * row blocks + row block) * pieces + i.
- * No leaves: zeros go to `rows` rows from `first row`. Sequence number `sequences`: the rows that nobody owns. */
+ * No tiles: zeros go to `rows` rows from `first row`. Sequence number `sequences`: the rows that nobody owns. */
 typedef struct ls_attn_work_params {
   int32_t* work;          /* [work]                                                                      */
   const int32_t* page_table; /* [slots, max_pages]           checked here for all layers                 */
@@ -84,6 +83,7 @@ typedef struct ls_attn_work_params {
   int32_t window;         /* keys that a row sees at most; INT32_MAX: all                                */
   int32_t share;          /* one of LS_ATTN_SHARE_                                                       */
   int32_t blocks;         /* thread blocks that the chip runs at a time                                  */
+  int32_t leaf_tiles;     /* of a leaf: a function of kv_heads                                           */
   int32_t block_positions; /* rows of a sequence in a row block: 64 * kv_heads / q_heads                  */
   int32_t max_pieces;     /* that the workspace holds                                                    */
   int32_t programmatic;   /* 1: may begin while the preceding kernel still runs                          */
@@ -94,7 +94,7 @@ typedef struct ls_attn_params {
   const int32_t* work;    /* [work]                                                                      */
   float* partials;        /* [max_pieces, block_rows, head_dim]  O of a piece; anything before and after */
   float* stats;           /* [max_pieces, block_rows, 2] its maximum and sum; anything before and after  */
-  float* scratch;         /* [blocks, 2, block_rows, head_dim]   anything before and after               */
+  float* scratch;         /* [blocks, block_rows rounded up to 8, head_dim]  anything before and after   */
   const void* q;          /* [rows, q_heads, head_dim]   bf16, normed and rotated                        */
   const void* gate;       /* [rows, q_heads, head_dim]   bf16, or null                                   */
   const void* pool;       /* [pages, 2, kv_heads, page_rows, head_dim] bf16                              */
@@ -120,6 +120,7 @@ typedef struct ls_attn_params {
   int32_t max_pages;
   int32_t first_key;
   int32_t window;         /* keys that a row sees at most; INT32_MAX: all                                */
+  int32_t leaf_tiles;     /* of a leaf: a function of kv_heads                                           */
   int32_t block_rows;     /* rows and heads of a row block, at most                                      */
   int32_t blocks;         /* thread blocks that share the list                                           */
   int32_t max_pieces;     /* 0: no piece can be on the list                                              */

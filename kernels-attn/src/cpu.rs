@@ -163,14 +163,13 @@ struct Block<'a> {
     paging: Paging<'a>,
 }
 
-/// What one block needs: `[rows * group]` parts of each level, one leaf's, and its keys and values in fp32.
-/// Queries, keys and values are padded with zeros.
+/// What one block needs: `[rows * group]` parts of each level, and a tile's keys and values in fp32. Queries,
+/// keys and values are padded with zeros.
 struct Scratch {
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
     leaf: Parts,
-    quad: Parts,
     group: Parts,
     total: Parts,
 }
@@ -178,16 +177,15 @@ struct Scratch {
 impl Scratch {
     fn new(p: &Problem) -> Self {
         let heads = p.rows.min(p.max_rows).min(PASS_ROWS) * p.group();
-        let parts = |count| Parts::new(count, p.head_dim);
+        let parts = || Parts::new(heads, p.head_dim);
         let width = softmax::padded(p.head_dim);
         Scratch {
             queries: vec![0.0; heads * width],
-            keys: vec![0.0; tree::LEAF_KEYS * width],
-            values: vec![0.0; tree::LEAF_KEYS * width],
-            leaf: parts(1),
-            quad: parts(heads),
-            group: parts(heads),
-            total: parts(heads),
+            keys: vec![0.0; tree::TILE_KEYS * width],
+            values: vec![0.0; tree::TILE_KEYS * width],
+            leaf: parts(),
+            group: parts(),
+            total: parts(),
         }
     }
 }
@@ -213,14 +211,14 @@ fn attend_block<A: Activation>(
             widen(query, &mut scratch.queries[(i * group + j) * width..]);
         }
     }
-    for level in [&mut scratch.quad, &mut scratch.group, &mut scratch.total] {
+    for level in [&mut scratch.leaf, &mut scratch.group, &mut scratch.total] {
         level.clear();
     }
-    let leaves = tree::leaves(keys.clone());
-    for leaf in leaves.clone() {
-        let (first, end) = (leaf * tree::LEAF_KEYS, (leaf + 1) * tree::LEAF_KEYS);
+    let (tiles, leaf_tiles) = (tree::tiles(keys.clone()), tree::leaf_tiles(p.kv_heads));
+    for tile in tiles.clone() {
+        let (first, end) = (tile * tree::TILE_KEYS, (tile + 1) * tree::TILE_KEYS);
         load(&args.pool, &block.paging, kv_head, first, keys.start.max(first)..keys.end.min(end), scratch);
-        let skipped = fault::active("attn.leaf_skipped") && leaf % tree::GROUP_LEAVES == 1;
+        let skipped = fault::active("attn.tile_skipped") && tile % tree::GROUP_TILES == 1;
         for i in 0..rows {
             let seen = visible.keys(block.start + i);
             let seen = seen.start.max(first)..seen.end.min(end);
@@ -229,21 +227,15 @@ fn attend_block<A: Activation>(
             }
             let seen = seen.start - first..seen.end - first;
             for j in i * group..(i + 1) * group {
-                let query = &scratch.queries[j * width..][..width];
-                // The first leaf is its quad so far.
-                let alone = scratch.quad.is_empty(j);
-                let part = if alone { scratch.quad.get(j) } else { scratch.leaf.get(0) };
-                softmax::leaf::<A>(part, query, &scratch.keys, &scratch.values, seen.clone(), scale);
-                if !alone {
-                    softmax::fold(scratch.quad.get(j), scratch.leaf.get(0));
-                }
+                let (part, query) = (scratch.leaf.get(j), &scratch.queries[j * width..][..width]);
+                softmax::tile::<A>(part, query, &scratch.keys, &scratch.values, seen.clone(), scale);
             }
         }
-        let last = leaf + 1 == leaves.end;
-        if tree::ends_quad(leaf) || last {
-            scratch.group.fold(&mut scratch.quad);
+        let last = tile + 1 == tiles.end;
+        if tree::ends_leaf(tile, leaf_tiles) || last {
+            scratch.group.fold(&mut scratch.leaf);
         }
-        if tree::ends_group(leaf) || last {
+        if tree::ends_group(tile) || last {
             scratch.total.fold(&mut scratch.group);
         }
     }
@@ -257,7 +249,7 @@ fn attend_block<A: Activation>(
     }
 }
 
-/// Reads the keys and values at positions `part` into their places of the leaf that begins at `first`.
+/// Reads the keys and values at positions `part` into their places of the tile that begins at `first`.
 #[inline(always)]
 fn load<A: Activation>(
     pool: &KvPool<'_, Cpu, A>,

@@ -1,6 +1,6 @@
 //! The arithmetic of one row and head: scores, weights, the fold of parts. Everything in fp32, in one order.
 
-use crate::tree::{LEAF_KEYS, STEP_KEYS};
+use crate::tree::{STEP_KEYS, TILE_KEYS};
 use kernels_core::{Activation, ref_math};
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(crate) struct Parts {
     head_dim: usize,
 }
 
-/// One of them. A sum of 0 = no key seen; `out` may then be anything.
+/// One of them. A sum of 0 = empty.
 pub(crate) struct Part<'a> {
     max: &'a mut f32,
     sum: &'a mut f32,
@@ -33,11 +33,7 @@ impl Parts {
     pub(crate) fn clear(&mut self) {
         self.max.fill(f32::NEG_INFINITY);
         self.sum.fill(0.0);
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_empty(&self, index: usize) -> bool {
-        self.sum[index] == 0.0
+        self.out.fill(0.0);
     }
 
     #[inline(always)]
@@ -49,7 +45,7 @@ impl Parts {
     /// Folds in the parts of the keys that follow, and leaves `later` empty.
     #[inline(always)]
     pub(crate) fn fold(&mut self, later: &mut Parts) {
-        if (0..self.sum.len()).all(|index| self.is_empty(index)) {
+        if self.sum.iter().all(|sum| *sum == 0.0) {
             std::mem::swap(self, later);
         } else {
             for index in 0..self.sum.len() {
@@ -66,10 +62,10 @@ fn reference(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
-/// `into` becomes the result of its own keys and of those of `later`.
+/// `into` becomes the result of its own keys and of those of `later`; if it is empty, `later` as it is.
 ///
-/// A part that weighs nothing is an exact no-op on either side. The tests are on sums, which NaN fails, so
-/// that NaN scores reach the output from whichever part they are in.
+/// Nothing is skipped for its weight, so NaN reaches the output from either of them. A part without a key is
+/// a no-op on either side, up to the sign of a zero in `out`.
 #[inline(always)]
 pub(crate) fn fold(into: Part<'_>, later: Part<'_>) {
     if *into.sum == 0.0 {
@@ -80,21 +76,17 @@ pub(crate) fn fold(into: Part<'_>, later: Part<'_>) {
     let top = into.max.max(*later.max);
     let reference = reference(top);
     let (a, b) = (ref_math::exp2(*into.max - reference), ref_math::exp2(*later.max - reference));
-    let sum = *later.sum * b;
-    if sum == 0.0 {
-        return;
-    }
     *into.max = top;
-    *into.sum = into.sum.mul_add(a, sum);
+    *into.sum = into.sum.mul_add(a, *later.sum * b);
     for d in 0..into.out.len() {
         into.out[d] = into.out[d].mul_add(a, later.out[d] * b);
     }
 }
 
-/// The part of the keys `seen` (at least one, indices inside the leaf) of one leaf; `query` and each of the
-/// `keys` and `values` are padded. Whatever was in `part` is gone.
+/// A step of the online softmax: `part` takes in the keys `seen` (at least one, indices inside the tile) of the
+/// tile that follows; `query` and each of the `keys` and `values` are padded.
 #[inline(always)]
-pub(crate) fn leaf<A: Activation>(
+pub(crate) fn tile<A: Activation>(
     part: Part<'_>,
     query: &[f32],
     keys: &[f32],
@@ -103,20 +95,21 @@ pub(crate) fn leaf<A: Activation>(
     scale: f32,
 ) {
     let width = query.len();
-    let mut sums = [[0.0; 8]; LEAF_KEYS];
+    let mut sums = [[0.0; 8]; TILE_KEYS];
     for key in seen.clone() {
         lanes(query, &keys[key * width..][..width], &mut sums[key]);
     }
-    let mut scores = [f32::NEG_INFINITY; LEAF_KEYS];
+    let mut scores = [f32::NEG_INFINITY; TILE_KEYS];
     for key in seen.clone() {
         scores[key] = across(&sums[key]);
     }
-    *part.max = largest(&scores) * scale;
-    let reference = reference(*part.max);
+    let max = part.max.max(largest(&scores) * scale);
+    let reference = reference(max);
+    let shrink = ref_math::exp2(*part.max - reference);
 
     // Steps without a seen key have weights and sums of 0.
     let steps = seen.start / STEP_KEYS..seen.end.div_ceil(STEP_KEYS);
-    let (mut weights, mut sums) = ([0.0; LEAF_KEYS], [0.0; LEAF_KEYS / STEP_KEYS]);
+    let (mut weights, mut sums) = ([0.0; TILE_KEYS], [0.0; TILE_KEYS / STEP_KEYS]);
     for step in steps {
         for key in step * STEP_KEYS..(step + 1) * STEP_KEYS {
             let weight = ref_math::exp2(scores[key].mul_add(scale, -reference));
@@ -124,19 +117,32 @@ pub(crate) fn leaf<A: Activation>(
         }
         sums[step] = step_sum(&weights[step * STEP_KEYS..][..STEP_KEYS]);
     }
-    *part.sum = in_pairs(&sums);
-    weigh(part.out, &weights, values, width, seen);
+    *part.max = max;
+    *part.sum = part.sum.mul_add(shrink, in_pairs(&sums));
+    weigh(part.out, shrink, &weights, values, width, seen);
 }
 
-/// `out = weight * value`, added key by key.
+/// `out = out * shrink`, then `+= weight * value`, key by key.
 #[inline(always)]
-fn weigh(out: &mut [f32], weights: &[f32; LEAF_KEYS], values: &[f32], width: usize, seen: Range<usize>) {
+fn weigh(
+    out: &mut [f32],
+    shrink: f32,
+    weights: &[f32; TILE_KEYS],
+    values: &[f32],
+    width: usize,
+    seen: Range<usize>,
+) {
+    // Times 1 is exact, and happens for every tile that does not raise the maximum.
+    if shrink != 1.0 {
+        out.iter_mut().for_each(|out| *out *= shrink);
+    }
     // So many elements fit the registers of one pass over the keys.
     const SPAN: usize = 64;
     let mut spans = out.chunks_exact_mut(SPAN);
     let mut at = 0;
     for span in &mut spans {
         let mut sums = [0.0; SPAN];
+        sums.copy_from_slice(span);
         for key in seen.clone() {
             let value = &values[key * width + at..][..SPAN];
             for d in 0..SPAN {
@@ -147,7 +153,6 @@ fn weigh(out: &mut [f32], weights: &[f32; LEAF_KEYS], values: &[f32], width: usi
         at += SPAN;
     }
     let rest = spans.into_remainder();
-    rest.fill(0.0);
     for key in seen {
         for (sum, value) in rest.iter_mut().zip(&values[key * width + at..]) {
             *sum = weights[key].mul_add(*value, *sum);
@@ -156,6 +161,9 @@ fn weigh(out: &mut [f32], weights: &[f32; LEAF_KEYS], values: &[f32], width: usi
 }
 
 /// `out / sum`, times the gate's sigmoid, rounded once; zeros if no key was seen.
+///
+/// A zero becomes +0 first: whether it is -0 may depend on how many masked keys were added to it, and that on
+/// the rows beside this one.
 #[inline(always)]
 pub(crate) fn finish<A: Activation>(total: Part<'_>, gate: Option<&[A]>, out: &mut [A]) {
     if *total.sum == 0.0 {
@@ -163,7 +171,7 @@ pub(crate) fn finish<A: Activation>(total: Part<'_>, gate: Option<&[A]>, out: &m
         return;
     }
     for d in 0..out.len() {
-        let mut value = total.out[d] / *total.sum;
+        let mut value = (total.out[d] + 0.0) / *total.sum;
         if let Some(gate) = gate {
             value *= ref_math::sigmoid(gate[d].to_f32());
         }
@@ -224,7 +232,7 @@ fn in_pairs(x: &[f32; 8]) -> f32 {
 
 /// The largest score; NaN is passed over here and shows in the weights.
 #[inline(always)]
-fn largest(scores: &[f32; LEAF_KEYS]) -> f32 {
+fn largest(scores: &[f32; TILE_KEYS]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; STEP_KEYS];
     for step in scores.chunks_exact(STEP_KEYS) {
         for i in 0..STEP_KEYS {
@@ -249,16 +257,29 @@ mod tests {
     }
 
     #[test]
-    fn empty_parts_are_exact_no_ops() {
-        let full = || parts(-3.25, 1.75, -0.0);
-        let empty = || Parts::new(1, 1);
-        for (into, later) in [(full(), empty()), (empty(), full())] {
-            let (max, sum, out) = folded(into, later);
-            assert_eq!((max, sum, out.to_bits()), (-3.25, 1.75, (-0.0f32).to_bits()));
+    fn empty_parts_are_no_ops() {
+        let full = |out| parts(-3.25, 1.75, out);
+        for out in [-0.5, f32::INFINITY, 1e-45] {
+            assert_eq!(folded(full(out), Parts::new(1, 1)), (-3.25, 1.75, out));
+            assert_eq!(folded(Parts::new(1, 1), full(out)), (-3.25, 1.75, out));
         }
-        assert_eq!(folded(empty(), empty()), (f32::NEG_INFINITY, 0.0, 0.0));
+        assert_eq!(folded(Parts::new(1, 1), Parts::new(1, 1)), (f32::NEG_INFINITY, 0.0, 0.0));
         // So is one that is too far below.
         assert_eq!(folded(parts(200.0, 1.75, -0.5), parts(0.0, 90.0, 7.0)), (200.0, 1.75, -0.5));
+    }
+
+    #[test]
+    fn the_sign_of_a_zero_does_not_show() {
+        // An empty part follows, or does not.
+        let mut alone = parts(1.0, 2.0, -0.0);
+        let mut followed = parts(1.0, 2.0, -0.0);
+        fold(followed.get(0), Parts::new(1, 1).get(0));
+        assert_ne!(alone.out[0].to_bits(), followed.out[0].to_bits());
+        for total in [&mut alone, &mut followed] {
+            let mut out = [f32::NAN];
+            finish(total.get(0), None, &mut out);
+            assert_eq!(out[0].to_bits(), 0);
+        }
     }
 
     #[test]
@@ -266,7 +287,7 @@ mod tests {
         let (mut into, mut later) = (Parts::new(2, 1), Parts::new(2, 1));
         (*later.get(1).sum, *later.get(1).max, later.get(1).out[0]) = (2.0, 1.0, 3.0);
         into.fold(&mut later);
-        assert!(into.is_empty(0) && later.is_empty(1));
+        assert_eq!((into.sum[0], later.sum[1], later.out[1]), (0.0, 0.0, 0.0));
         (*later.get(0).sum, *later.get(0).max, later.get(0).out[0]) = (5.0, -1.0, 6.0);
         into.fold(&mut later);
         assert_eq!((into.sum, into.max, into.out), (vec![5.0, 2.0], vec![-1.0, 1.0], vec![6.0, 3.0]));
@@ -290,6 +311,46 @@ mod tests {
         }
         let (_, sum, out) = folded(parts(f32::NEG_INFINITY, f32::NAN, f32::NAN), parts(1.0, 2.0, 3.0));
         assert!(sum.is_nan() && out.is_nan());
+        // Of a value only.
+        let (_, sum, out) = folded(parts(1.0, 2.0, 3.0), parts(-500.0, 1.0, f32::NAN));
+        assert!(sum == 2.0 && out.is_nan());
+    }
+
+    /// Head size 1: scores are the keys, and `scale` makes them exponents of two.
+    fn step(part: &mut Parts, keys: &[f32], values: &[f32]) {
+        let padded = |x: &[f32]| {
+            let mut all = vec![f32::NAN; TILE_KEYS * LANES];
+            x.iter().enumerate().for_each(|(i, x)| {
+                all[i * LANES..(i + 1) * LANES].fill(0.0);
+                all[i * LANES] = *x;
+            });
+            all
+        };
+        let query = padded(&[1.0])[..LANES].to_vec();
+        tile::<f32>(part.get(0), &query, &padded(keys), &padded(values), 0..keys.len(), 1.0);
+    }
+
+    #[test]
+    fn tiles_are_added_online() {
+        let of = |part: &Parts| (part.max[0], part.sum[0], part.out[0]);
+        let mut part = Parts::new(1, 1);
+        step(&mut part, &[2.0, 1.0], &[3.0, 4.0]);
+        assert_eq!(of(&part), (2.0, 1.5, 5.0));
+        // Below the maximum nothing is rescaled, above it what was there.
+        step(&mut part, &[1.0], &[6.0]);
+        assert_eq!(of(&part), (2.0, 2.0, 8.0));
+        step(&mut part, &[4.0], &[-1.0]);
+        assert_eq!(of(&part), (4.0, 1.5, 1.0));
+        step(&mut part, &[f32::NEG_INFINITY], &[7.0]);
+        assert_eq!(of(&part), (4.0, 1.5, 1.0));
+        step(&mut part, &[f32::NAN], &[1.0]);
+        assert!(part.max[0] == 4.0 && part.sum[0].is_nan() && part.out[0].is_nan());
+        // NaN and nothing else, then a number.
+        let mut part = Parts::new(1, 1);
+        step(&mut part, &[f32::NAN], &[1.0]);
+        assert!(part.max[0] == f32::NEG_INFINITY && part.sum[0].is_nan());
+        step(&mut part, &[1.0], &[1.0]);
+        assert!(part.max[0] == 1.0 && part.sum[0].is_nan() && part.out[0].is_nan());
     }
 
     #[test]

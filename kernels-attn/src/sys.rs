@@ -5,10 +5,9 @@ pub const LS_OK: i32 = 0;
 pub const LS_ERR_NOT_BUILT: i32 = -1;
 pub const LS_ERR_UNSUPPORTED: i32 = -2;
 pub const LS_ATTN_SHARE_LEAF: i32 = 1;
-pub const LS_ATTN_SHARE_QUAD: i32 = 2;
-pub const LS_ATTN_SHARE_GROUP: i32 = 3;
-pub const LS_ATTN_SHARE_SEQUENCE: i32 = 4;
-pub const LS_ATTN_SHARE_BY_LENGTHS: i32 = 5;
+pub const LS_ATTN_SHARE_GROUP: i32 = 2;
+pub const LS_ATTN_SHARE_SEQUENCE: i32 = 3;
+pub const LS_ATTN_SHARE_BY_LENGTHS: i32 = 4;
 pub type ls_stream_t = *mut ::core::ffi::c_void;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -161,6 +160,7 @@ pub struct ls_attn_work_params {
     pub window: i32,
     pub share: i32,
     pub blocks: i32,
+    pub leaf_tiles: i32,
     pub block_positions: i32,
     pub max_pieces: i32,
     pub programmatic: i32,
@@ -193,12 +193,14 @@ const _: () = {
         [::core::mem::offset_of!(ls_attn_work_params, share) - 96usize];
     ["Offset of field: ls_attn_work_params::blocks"]
         [::core::mem::offset_of!(ls_attn_work_params, blocks) - 100usize];
+    ["Offset of field: ls_attn_work_params::leaf_tiles"]
+        [::core::mem::offset_of!(ls_attn_work_params, leaf_tiles) - 104usize];
     ["Offset of field: ls_attn_work_params::block_positions"]
-        [::core::mem::offset_of!(ls_attn_work_params, block_positions) - 104usize];
+        [::core::mem::offset_of!(ls_attn_work_params, block_positions) - 108usize];
     ["Offset of field: ls_attn_work_params::max_pieces"]
-        [::core::mem::offset_of!(ls_attn_work_params, max_pieces) - 108usize];
+        [::core::mem::offset_of!(ls_attn_work_params, max_pieces) - 112usize];
     ["Offset of field: ls_attn_work_params::programmatic"]
-        [::core::mem::offset_of!(ls_attn_work_params, programmatic) - 112usize];
+        [::core::mem::offset_of!(ls_attn_work_params, programmatic) - 116usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -233,6 +235,7 @@ pub struct ls_attn_params {
     pub max_pages: i32,
     pub first_key: i32,
     pub window: i32,
+    pub leaf_tiles: i32,
     pub block_rows: i32,
     pub blocks: i32,
     pub max_pieces: i32,
@@ -291,13 +294,15 @@ const _: () = {
     ["Offset of field: ls_attn_params::first_key"]
         [::core::mem::offset_of!(ls_attn_params, first_key) - 236usize];
     ["Offset of field: ls_attn_params::window"][::core::mem::offset_of!(ls_attn_params, window) - 240usize];
+    ["Offset of field: ls_attn_params::leaf_tiles"]
+        [::core::mem::offset_of!(ls_attn_params, leaf_tiles) - 244usize];
     ["Offset of field: ls_attn_params::block_rows"]
-        [::core::mem::offset_of!(ls_attn_params, block_rows) - 244usize];
-    ["Offset of field: ls_attn_params::blocks"][::core::mem::offset_of!(ls_attn_params, blocks) - 248usize];
+        [::core::mem::offset_of!(ls_attn_params, block_rows) - 248usize];
+    ["Offset of field: ls_attn_params::blocks"][::core::mem::offset_of!(ls_attn_params, blocks) - 252usize];
     ["Offset of field: ls_attn_params::max_pieces"]
-        [::core::mem::offset_of!(ls_attn_params, max_pieces) - 252usize];
+        [::core::mem::offset_of!(ls_attn_params, max_pieces) - 256usize];
     ["Offset of field: ls_attn_params::programmatic"]
-        [::core::mem::offset_of!(ls_attn_params, programmatic) - 256usize];
+        [::core::mem::offset_of!(ls_attn_params, programmatic) - 260usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {

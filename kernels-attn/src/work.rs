@@ -131,9 +131,9 @@ pub(crate) fn list(p: &Problem, deal: &Deal, entries: &[Entry], unowned: Range<u
     head.copy_from_slice(&[items, pieces, share.code(), 0, 0, 0, 0, 0]);
 }
 
-/// The leaves that the rows of a sequence see.
-fn leaves(p: &Problem, start: usize, rows: usize) -> Range<usize> {
-    tree::leaves(p.span(start..start + rows))
+/// The tiles that the rows of a sequence see.
+fn tiles(p: &Problem, start: usize, rows: usize) -> Range<usize> {
+    tree::tiles(p.span(start..start + rows))
 }
 
 /// The share of this round.
@@ -141,15 +141,15 @@ fn share(p: &Problem, deal: &Deal, entries: &[Entry], unowned: &Range<usize>) ->
     if deal.share != Share::ByLengths {
         return deal.share;
     }
-    let mut round = Round::default();
+    let mut round = Round::new(deal.leaf_tiles);
     let zeros = |rows: &Range<usize>| if rows.is_empty() { 0 } else { p.kv_heads as u64 };
     round.zeros += zeros(unowned);
     for entry in entries {
         match entry {
             Entry::Zeros(rows) => round.zeros += zeros(rows),
-            Entry::Attends { start, rows, .. } => match leaves(p, *start, rows.len()) {
+            Entry::Attends { start, rows, .. } => match tiles(p, *start, rows.len()) {
                 none if none.is_empty() => round.zeros += zeros(rows),
-                leaves => round.add(p.kv_heads * rows.len().div_ceil(deal.block_positions), &leaves),
+                tiles => round.add(p.kv_heads * rows.len().div_ceil(deal.block_positions), &tiles),
             },
         }
     }
@@ -176,31 +176,31 @@ impl Lister<'_> {
                 return [0; ENTRY];
             }
         };
-        let leaves = leaves(self.p, start, rows.len());
-        if leaves.is_empty() {
+        let tiles = tiles(self.p, start, rows.len());
+        if tiles.is_empty() {
             self.zeros(sequence, rows);
             return [0; ENTRY];
         }
         let row_blocks = rows.len().div_ceil(self.deal.block_positions);
         let tail = [slot, start, rows.start, rows.len()];
-        let Some(unit) = self.share.leaves() else {
+        let Some(unit) = self.share.tiles(self.deal.leaf_tiles) else {
             self.whole(sequence, row_blocks, start, &rows, tail);
-            return [0, 0, leaves.start, leaves.end];
+            return [0, 0, tiles.start, tiles.end];
         };
-        let cuts = leaves.start / unit..leaves.end.div_ceil(unit);
+        let cuts = tiles.start / unit..tiles.end.div_ceil(unit);
         let pieces = if cuts.len() > 1 { cuts.len() } else { 0 };
         let first = if pieces > 0 { self.pieces } else { 0 };
         for head in 0..self.p.kv_heads {
             for block in 0..row_blocks {
                 for cut in cuts.clone() {
-                    let part = (cut * unit).max(leaves.start)..((cut + 1) * unit).min(leaves.end);
+                    let part = (cut * unit).max(tiles.start)..((cut + 1) * unit).min(tiles.end);
                     let piece = (pieces > 0).then_some(self.pieces);
                     self.item(sequence, head, block, part, piece, tail);
                     self.pieces += usize::from(pieces > 0);
                 }
             }
         }
-        [first, pieces, leaves.start, leaves.end]
+        [first, pieces, tiles.start, tiles.end]
     }
 
     /// Row blocks with all keys of their own, those with the most first.
@@ -216,11 +216,11 @@ impl Lister<'_> {
         for head in 0..self.p.kv_heads {
             for block in (0..row_blocks).rev() {
                 let part = block * positions..((block + 1) * positions).min(rows.len());
-                let leaves = leaves(self.p, start + part.start, part.len());
-                if leaves.is_empty() {
+                let tiles = tiles(self.p, start + part.start, part.len());
+                if tiles.is_empty() {
                     self.zero(sequence, head, rows.start + part.start..rows.start + part.end);
                 } else {
-                    self.item(sequence, head, block, leaves, None, tail);
+                    self.item(sequence, head, block, tiles, None, tail);
                 }
             }
         }
@@ -243,12 +243,12 @@ impl Lister<'_> {
         sequence: usize,
         head: usize,
         block: usize,
-        leaves: Range<usize>,
+        tiles: Range<usize>,
         piece: Option<usize>,
         tail: [usize; 4],
     ) {
         let [sequence, head, block] = [sequence, head, block].map(|n| n as i32);
-        let (first, end) = (leaves.start as i32, leaves.end as i32);
+        let (first, end) = (tiles.start as i32, tiles.end as i32);
         let [slot, start, row, rows] = tail.map(|n| n as i32);
         let piece = piece.map_or(-1, |piece| piece as i32);
         self.push([sequence, head, block, first, end, piece, slot, start, row, rows, 0, 0]);
@@ -306,8 +306,8 @@ mod tests {
 
     #[test]
     fn literal() {
-        // Four positions make a row block of 16 heads. Eighteen leaves from inside a group on, of six rows;
-        // padding; a single leaf; no rows.
+        // Four positions make a row block of 16 heads. Eighteen tiles from inside a group on, of six rows;
+        // padding; a single tile; no rows.
         let p = Problem { window: Some(2200), ..P };
         let entries = [
             attends(2, 2680, 0..6), // keys 481.. of the first row, ..2686 of the last
@@ -319,28 +319,39 @@ mod tests {
         let zeros = [[1, 0, 0, 0, 0, -1, -1, 0, 6, 2, 0, 0], [4, 0, 0, 0, 0, -1, -1, 0, 9, 21, 0, 0]];
         let short = [2, 0, 0, 0, 1, -1, 0, 7, 8, 1, 0, 0];
         let (head, sequences, items) = of(Share::Group, 1);
-        assert_eq!(head, [7, 4, 3]);
+        assert_eq!(head, [7, 4, 2]);
         assert_eq!(sequences, [[0, 2, 3, 21], [0; 4], [0, 0, 0, 1], [0; 4]]);
         let long = |block, first, end, piece| [0, 0, block, first, end, piece, 2, 2680, 0, 6, 0, 0];
         let pieces = [long(0, 3, 16, 0), long(0, 16, 21, 1), long(1, 3, 16, 2), long(1, 16, 21, 3)];
         assert_eq!(items, [&pieces[..], &[zeros[0], short, zeros[1]]].concat());
-        let (head, sequences, items) = of(Share::Quad, 1);
-        assert_eq!((head, sequences[0]), (vec![15, 12, 2], [0, 6, 3, 21]));
-        assert_eq!(
-            (items[0], items[1], items[11]),
-            (long(0, 3, 4, 0), long(0, 4, 8, 1), long(1, 20, 21, 11))
-        );
+        // One K/V head: a leaf is a tile.
         let (head, sequences, items) = of(Share::Leaf, 1);
         assert_eq!((head, sequences[0]), (vec![39, 36, 1], [0, 18, 3, 21]));
         assert_eq!((items[17], items[18], items[36]), (long(0, 20, 21, 17), long(1, 3, 4, 18), zeros[0]));
         // The later row block has more keys in general, and comes first.
         let (head, sequences, items) = of(Share::Sequence, 1);
-        assert_eq!((head, sequences[0]), (vec![5, 0, 4], [0, 0, 3, 21]));
+        assert_eq!((head, sequences[0]), (vec![5, 0, 3], [0, 0, 3, 21]));
         assert_eq!(items[..2], [long(1, 3, 21, -1), long(0, 3, 21, -1)]);
         assert_eq!(items[2..], [zeros[0], short, zeros[1]]);
-        // All 39 items at a time, or all 15.
+        // All 39 items at a time, or few.
         assert_eq!(of(Share::ByLengths, 39).0, [39, 36, 1]);
-        assert_eq!(of(Share::ByLengths, 15).0, [15, 12, 2]);
+        assert_eq!(of(Share::ByLengths, 3).0, [7, 4, 2]);
+    }
+
+    #[test]
+    fn leaves_by_kv_heads() {
+        // Tiles 3..21 of a row block for each head: cut at every second tile, at every fourth.
+        for (kv_heads, cuts) in [(2, [3, 4, 6, 20, 21]), (3, [3, 4, 6, 20, 21]), (4, [3, 4, 8, 20, 21])] {
+            let p = Problem { sequences: 1, kv_heads, q_heads: 16 * kv_heads, window: Some(2200), ..P };
+            let (head, sequences, items) =
+                parts(&p, &words(&p, Share::Leaf, 1, &[attends(2, 2680, 0..4)], 4..4));
+            let pieces = if kv_heads == 4 { 6 } else { 10 };
+            assert_eq!((head[1], sequences[0]), ((kv_heads as i32) * pieces, [0, pieces, 3, 21]));
+            let spans: Vec<[i32; 2]> =
+                items[..pieces as usize].iter().map(|item| [item[3], item[4]]).collect();
+            assert_eq!([spans[0], spans[1]], [[cuts[0], cuts[1]], [cuts[1], cuts[2]]]);
+            assert_eq!(spans[pieces as usize - 1], [cuts[3], cuts[4]]);
+        }
     }
 
     #[test]
@@ -358,20 +369,20 @@ mod tests {
     }
 
     #[test]
-    fn every_leaf_is_listed_once_and_everything_fits() {
+    fn every_tile_is_listed_once_and_everything_fits() {
         let p = Problem { kv_heads: 3, q_heads: 48, ..P };
         let longest = p.positions() / 128;
         let end = p.positions() - 6;
         let entries =
             [attends(0, end, 0..6), attends(1, end, 6..12), attends(2, 700, 12..13), attends(3, 100, 13..18)];
-        for share in [Share::Leaf, Share::Quad, Share::Group, Share::Sequence, Share::ByLengths] {
+        for share in [Share::Leaf, Share::Group, Share::Sequence, Share::ByLengths] {
             for blocks in [1, 2, 8, 132] {
                 let words = words(&p, share, blocks, &entries, 18..30);
                 let (_, sequences, items) = parts(&p, &words);
                 let mut seen = vec![0; 4 * 3 * 2 * longest];
                 for item in items.iter().filter(|item| item[0] < 4) {
                     let at = ((item[0] * 3 + item[1]) * 2 + item[2]) as usize * longest;
-                    (item[3]..item[4]).for_each(|leaf| seen[at + leaf as usize] += 1);
+                    (item[3]..item[4]).for_each(|tile| seen[at + tile as usize] += 1);
                     let [first, pieces, ..] = sequences[item[0] as usize];
                     // Numbered as the header says: two row blocks, but one in the third sequence.
                     let of = if item[0] == 2 { 1 } else { 2 };
@@ -387,11 +398,10 @@ mod tests {
                 assert!(numbered.eq(0..words[1]), "pieces in the order of the list");
                 let want = entries.iter().flat_map(|entry| {
                     let Entry::Attends { start, rows, .. } = entry else { unreachable!() };
-                    let leaves = leaves(&p, *start, rows.len());
+                    let tiles = tiles(&p, *start, rows.len());
                     let blocks = rows.len().div_ceil(4);
-                    (0..3 * 2 * longest).map(move |i| {
-                        usize::from(leaves.contains(&(i % longest)) && i / longest % 2 < blocks)
-                    })
+                    (0..3 * 2 * longest)
+                        .map(move |i| usize::from(tiles.contains(&(i % longest)) && i / longest % 2 < blocks))
                 });
                 assert_eq!(seen, want.collect::<Vec<_>>(), "{share:?}, {blocks} blocks");
             }

@@ -127,12 +127,7 @@ mod cuda {
                 let shape = Shape { sequences, rows, context };
                 runner.verify("overlapping", "", model, shape, None, true);
                 let paths = [("sm80", Path::Sm80), ("sm90", Path::Sm90)];
-                let shares = [
-                    ("leaf", Share::Leaf),
-                    ("quad", Share::Quad),
-                    ("group", Share::Group),
-                    ("sequence", Share::Sequence),
-                ];
+                let shares = [("leaf", Share::Leaf), ("group", Share::Group), ("sequence", Share::Sequence)];
                 for (path, share) in
                     paths.iter().flat_map(|path| shares.iter().map(move |share| (path, share)))
                 {

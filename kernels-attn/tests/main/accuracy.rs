@@ -2,6 +2,7 @@
 
 use crate::place::{Place, takes};
 use crate::support::{Model, PLAIN, Sequence, attend_split};
+use kernels_attn::tree;
 use kernels_core::{Activation, DType, bf16, f16};
 
 /// Unit roundoff of fp32.
@@ -29,12 +30,12 @@ pub(crate) fn roundoff<A: Activation>() -> (f64, f64) {
 ///   which is at most 2 t where `t = max_i c a_i`. Together `(N + 3) u t`.
 /// * `exp2`: 1.5 ulp, at most X = 3 u relative; 2 ulp on CUDA, X = 4 u. Rounding P: r relative, or half a smallest step absolute.
 /// * Below 2^-126 a power may be 0, a weight's own or that of a part: 2^-126 absolute.
-/// * Folds: at most 4 in the quad, 4 in the group, then one per group. Each multiplies by (1 + X + u) and
-///   shifts the exponent by 2 t u. So a weight's relative error is at most
-///   `e = r + ln2 u t (N + 3 + 2 S) + X + (X + u) S`, S = 8 + groups.
+/// * In a leaf of n tiles at most n rescalings, then at most 16 / n folds in the group and one per group. Each
+///   multiplies by (1 + X + u) and shifts the exponent by 2 t u. So a weight's relative error is at most
+///   `e = r + ln2 u t (N + 3 + 2 S) + X + (X + u) S`, S = n + 16 / n + groups.
 /// * Weights `w_i (1 + e_i)` that are normalised by their own sum give `sum w_i e_i (v_i - o)`, so e counts
 ///   against the spread of the values: `e sum w_i |v_i - o|`.
-/// * Sums: a leaf's keys (L = `Place::LEAF`) and S folds, in O and in l: `(L + 2 + S) u (sum w_i |v_i| + |o|)`.
+/// * Sums: a leaf's keys (L = n `Place::TILE`) and S folds, in O and in l: `(L + 2 + S) u (sum w_i |v_i| + |o|)`.
 /// * Division and gate: 8 u relative. Output: r relative or half a smallest step.
 pub(crate) fn oracle<B: Place, A: Activation>(
     model: &Model,
@@ -63,7 +64,8 @@ pub(crate) fn oracle<B: Place, A: Activation>(
     let sum: f64 = weights.iter().sum();
 
     let (r, tiny) = roundoff::<A>();
-    let folds = 8.0 + keys.end.div_ceil(2048) as f64;
+    let leaf_tiles = tree::leaf_tiles(hkv) as f64;
+    let folds = leaf_tiles + tree::GROUP_TILES as f64 / leaf_tiles + keys.end.div_ceil(2048) as f64;
     let error = r
         + std::f64::consts::LN_2 * U * t * (B::dot(d) + 3.0 + 2.0 * folds)
         + U * (B::EXP2 + (B::EXP2 + 1.0) * folds);
@@ -76,8 +78,8 @@ pub(crate) fn oracle<B: Place, A: Activation>(
         let size = mean(&f64::abs);
         let absolute = (tiny + FLUSHED) * values().map(|v| (v - o).abs()).sum::<f64>() / sum;
         let g = if model.gated { 1.0 / (1.0 + (-wide(&gate[i])).exp()) } else { 1.0 };
-        let before =
-            error * spread + absolute + (B::LEAF + 2.0 + folds) * U * (size + o.abs()) + 8.0 * U * o.abs();
+        let sums = leaf_tiles * B::TILE + 2.0 + folds;
+        let before = error * spread + absolute + sums * U * (size + o.abs()) + 8.0 * U * o.abs();
         out.push(o * g);
         bound.push(1.05 * (before * g + r * (o * g).abs()) + tiny);
     }
@@ -125,6 +127,11 @@ pub(crate) fn within_the_bound_of_f64<B: Place>(on: &B::Queue) {
             check::<B, bf16>(on, model, start, 2, peak);
         }
         check::<B, f16>(on, Model::new::<B>(2, 1, 64), 2047, 2, peak);
+        for kv_heads in [2, 4] {
+            let model = Model::new::<B>(kv_heads, kv_heads, 64);
+            check::<B, f32>(on, model, 2050, 2, peak);
+            check::<B, bf16>(on, model, 1500, 2, peak);
+        }
         let real = Model::new::<B>(6, 1, 256);
         check::<B, bf16>(on, real, 700, 3, peak);
         check::<B, bf16>(on, Model { window: Some(200), first_key: 1, ..real }, 700, 2, peak);

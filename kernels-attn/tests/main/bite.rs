@@ -12,7 +12,7 @@ pub(crate) fn add(suite: &mut Suite) {
     suite.cpu("bite::mask_off_by_one", bites::mask_off_by_one);
     suite.cpu("bite::padding_row_written", bites::padding_row_written);
     suite.cpu("bite::page_stale", bites::page_stale);
-    suite.cpu("bite::leaf_skipped", bites::leaf_skipped);
+    suite.cpu("bite::tile_skipped", bites::tile_skipped);
     suite.cpu("bite::rope_shift", bites::rope_shift);
 }
 
@@ -58,9 +58,9 @@ mod bites {
         );
     }
 
-    pub(crate) fn leaf_skipped() {
+    pub(crate) fn tile_skipped() {
         bites(
-            "attn.leaf_skipped",
+            "attn.tile_skipped",
             &[
                 ("within_the_bound_of_f64", || accuracy::within_the_bound_of_f64::<Cpu>(&())),
                 ("a_probe_moves_with_the_mask", || literal::a_probe_moves_with_the_mask::<Cpu>(&())),

@@ -5,8 +5,8 @@ use crate::support::{LAYOUTS, Model, PLAIN, Placement, Sequence, attend, attend_
 use kernels_core::{Activation, bf16, f16};
 use kernels_testkit::compare::assert_same_bits;
 
-/// Rows that cross the edges of leaves, quads and groups: the first row's position.
-const STARTS: [usize; 12] = [0, 1, 63, 126, 127, 254, 510, 511, 1022, 2044, 2047, 4094];
+/// Rows that cross the edges of tiles, leaves (of 128, 256 and 512 keys) and groups: the first row's position.
+const STARTS: [usize; 13] = [0, 1, 63, 126, 127, 254, 255, 510, 511, 1022, 2044, 2047, 4094];
 
 fn same_as_single_rows<B: Place, A: Activation>(on: &B::Queue, model: Model, start: usize, rows: usize) {
     if !takes::<B, A>() {
@@ -29,6 +29,8 @@ pub(crate) fn rows_are_single_rows<B: Place>(on: &B::Queue) {
     for start in STARTS {
         same_as_single_rows::<B, bf16>(on, Model::new::<B>(6, 1, 32), start, 5);
         same_as_single_rows::<B, f32>(on, Model::new::<B>(3, 3, 24), start, 4);
+        same_as_single_rows::<B, bf16>(on, Model::new::<B>(2, 2, 16), start, 4);
+        same_as_single_rows::<B, bf16>(on, Model::new::<B>(8, 4, 16), start, 4);
     }
     // More rows than one pass over the keys serves, or than a row block has; and the real head sizes.
     same_as_single_rows::<B, bf16>(on, Model::new::<B>(24, 4, 256), 120, 16);
@@ -67,6 +69,7 @@ pub(crate) fn prefill_in_any_chunking_is_token_by_token<B: Place>(on: &B::Queue)
     let rows = 300;
     for model in [
         Model::new::<B>(4, 2, 32),
+        Model::new::<B>(4, 4, 16),
         Model { first_key: 1, ..Model::new::<B>(2, 1, 32) },
         Model { window: Some(100), ..Model::new::<B>(2, 1, 32) },
     ] {

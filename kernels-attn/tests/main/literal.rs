@@ -3,6 +3,7 @@
 use crate::place::{Place, takes};
 use crate::support::{Model, PLAIN, Placement, Sequence, attend, attend_split};
 use kernels_core::{Activation, Cpu, DType, bf16};
+use kernels_testkit::compare::assert_same_bits;
 
 /// Equal scores: every row is the mean of the values it sees. Small whole numbers, so that every sum is exact.
 pub(crate) fn equal_scores_give_the_mean<B: Place>(on: &B::Queue) {
@@ -126,7 +127,7 @@ pub(crate) fn no_key_gives_zeros<B: Place>(on: &B::Queue) {
 /// NaN in a visible key or value is not hidden.
 pub(crate) fn visible_nan_shows<B: Place>(on: &B::Queue) {
     let model = Model::new::<B>(1, 1, 8);
-    for start in [3, 130] {
+    for start in [3, 130, 600] {
         let sequence: Sequence<bf16> = model.sequence(6, start, 1, 1.0);
         let mut bad_key = sequence.clone();
         bad_key.keys[model.head_dim] = bf16::NAN;
@@ -142,13 +143,52 @@ pub(crate) fn visible_nan_shows<B: Place>(on: &B::Queue) {
         let nan: Vec<bool> = out.iter().map(|x| x.to_f32().is_nan()).collect();
         assert_eq!(nan, (0..model.head_dim).map(|i| i == 3).collect::<Vec<_>>());
     }
-    // A key with a leaf to itself, whose every score is NaN then; in the first leaf, quad and group, and later.
-    for (start, bad) in
-        [(128, 128..129), (512, 512..513), (2048, 2048..2049), (2048, 0..128), (700, 128..256)]
-    {
-        let mut sequence: Sequence<bf16> = model.sequence(6, start, 1, 1.0);
-        sequence.keys[bad.start * model.head_dim..bad.end * model.head_dim].fill(bf16::NAN);
-        let out = attend_split::<B, _>(on, &model, &PLAIN, &sequence, &[1]);
-        assert!(out.iter().all(|x| x.to_f32().is_nan()), "keys {bad:?} for the row at {start}");
+    // A key with a tile, leaf or group to itself, whose every score is NaN then; in the first one, and later.
+    for kv_heads in [1, 2, 4] {
+        let model = Model::new::<B>(kv_heads, kv_heads, 8);
+        let width = kv_heads * model.head_dim;
+        let alone = [128, 256, 512, 2048].map(|key| (key, key..key + 1));
+        for (start, bad) in alone.into_iter().chain([(2048, 0..128), (700, 128..256), (700, 512..640)]) {
+            let mut sequence: Sequence<bf16> = model.sequence(6, start, 1, 1.0);
+            sequence.keys[bad.start * width..bad.end * width].fill(bf16::NAN);
+            let out = attend_split::<B, _>(on, &model, &PLAIN, &sequence, &[1]);
+            assert!(
+                out.iter().all(|x| x.to_f32().is_nan()),
+                "{model:?}, keys {bad:?} for the row at {start}"
+            );
+        }
+    }
+}
+
+/// A weighted sum that underflows to -0, with masked keys behind it where rows are verified together: a zero of
+/// one sign.
+pub(crate) fn zeros_have_one_sign<B: Place>(on: &B::Queue) {
+    let tiny = bf16::from_bits(0x8001);
+    for kv_heads in [1, 2, 4] {
+        let model = Model { gated: false, ..Model::new::<B>(kv_heads, kv_heads, 8) };
+        let (d, width) = (model.head_dim, kv_heads * model.head_dim);
+        // What is 2^-30 of the weight of a key of zeros, and what is 2^30 times it.
+        let far = 30.0 * std::f32::consts::LN_2 * (d as f32).sqrt();
+        // The last row of a tile, a leaf or a group, and rows that see more.
+        for start in [127, 255, 383, 511, 2047] {
+            // The large weight first: each of the others underflows. Or last: what was there does, rescaled.
+            for large in [0, start - 1] {
+                let mut sequence: Sequence<bf16> = model.sequence(6, start, 3, 1.0);
+                sequence.q.fill(bf16::ZERO);
+                sequence.q.chunks_exact_mut(d).for_each(|q| q[0] = bf16::from_f32(1.0));
+                sequence.keys.fill(bf16::ZERO);
+                sequence.values.fill(tiny);
+                let key = large * width..(large + 1) * width;
+                sequence.values[key.clone()].fill(-bf16::ZERO);
+                sequence.keys[key].chunks_exact_mut(d).for_each(|key| key[0] = bf16::from_f32(far));
+                let single = attend_split::<B, _>(on, &model, &PLAIN, &sequence, &[1; 3]);
+                let together = attend_split::<B, _>(on, &model, &PLAIN, &sequence, &[3]);
+                assert_same_bits(&format!("{model:?} at {start}"), &together, &single);
+                assert!(
+                    single.iter().all(|x| x.to_bits() == 0),
+                    "{model:?} at {start}: zeros, and none is -0"
+                );
+            }
+        }
     }
 }

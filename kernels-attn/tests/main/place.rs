@@ -9,8 +9,8 @@ pub trait Place: AttnBackend {
     const GENERAL: bool;
     /// Roundoffs of an exponential.
     const EXP2: f64;
-    /// Roundoffs of adding a leaf's keys, weights or weighted values.
-    const LEAF: f64;
+    /// Roundoffs of adding a tile's keys, weights or weighted values.
+    const TILE: f64;
     /// Roundoffs of a score, as a share of `sum |q k|`.
     fn dot(n: usize) -> f64;
     fn device(on: &Self::Queue) -> DeviceInfo;
@@ -20,7 +20,7 @@ impl Place for Cpu {
     const GENERAL: bool = true;
     const EXP2: f64 = 3.0;
     // One rounding for each of its keys.
-    const LEAF: f64 = 128.0;
+    const TILE: f64 = 128.0;
     fn dot(n: usize) -> f64 {
         // A lane's own, then five halvings.
         (n.div_ceil(32) + 5) as f64
@@ -40,7 +40,7 @@ impl Place for kernels_core::Cuda {
     const GENERAL: bool = false;
     const EXP2: f64 = 4.0;
     // Eight steps of 16 keys.
-    const LEAF: f64 = 8.0 * STEP;
+    const TILE: f64 = 8.0 * STEP;
     fn dot(n: usize) -> f64 {
         n as f64 / 16.0 * STEP
     }

@@ -9,7 +9,7 @@ use proptest::test_runner::TestRunner;
 
 fn models<B: Place>() -> impl Strategy<Value = Model> {
     let window = prop_oneof![Just(None), (1usize..200).prop_map(Some)];
-    (1usize..=8, 1usize..=3, prop_oneof![1usize..=8, 30usize..=34, 63usize..=97], window, 0usize..3).prop_map(
+    (1usize..=8, 1usize..=5, prop_oneof![1usize..=8, 30usize..=34, 63usize..=97], window, 0usize..3).prop_map(
         |(group, kv_heads, head_dim, window, first_key)| Model {
             q_heads: place::group::<B>(group) * kv_heads,
             kv_heads,
@@ -34,9 +34,9 @@ fn placements() -> impl Strategy<Value = Placement> {
     )
 }
 
-/// Starts anywhere, but half of them near the edge of a leaf, quad or group.
+/// Starts anywhere, but half of them near the edge of a tile, leaf or group.
 fn starts() -> impl Strategy<Value = usize> {
-    let edge = prop_oneof![Just(128usize), Just(512), Just(2048)];
+    let edge = prop_oneof![Just(128usize), Just(256), Just(512), Just(2048)];
     prop_oneof![0usize..400, (edge, 0usize..8).prop_map(|(edge, before)| edge - before)]
 }
 

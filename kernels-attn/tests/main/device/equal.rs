@@ -36,8 +36,8 @@ pub fn every_grid_gives_the_same_bits(device: &Device) {
     let lengths = [(0, 1), (0, 4), (1, 3), (2045, 4), (4100, 2), (130, 16), (6000, 1)];
     for model in [
         Model::new::<Cuda>(12, 2, 256),
-        Model { first_key: 1, gated: false, ..Model::new::<Cuda>(16, 2, 256) },
-        Model { window: Some(2100), ..Model::new::<Cuda>(4, 2, 128) },
+        Model { first_key: 1, gated: false, ..Model::new::<Cuda>(32, 4, 256) },
+        Model { window: Some(2100), ..Model::new::<Cuda>(2, 1, 128) },
     ] {
         let sequences = ragged(&model, &lengths);
         let alone: Vec<Vec<bf16>> = sequences
@@ -68,10 +68,15 @@ pub fn every_grid_gives_the_same_bits(device: &Device) {
 }
 
 /// A row's position, and so the number of keys it sees, at every edge and one to either side: of MMA steps of 16
-/// keys, leaves of 128, quads of 512, groups of 2048, and pages of 16 and 64 rows.
+/// keys, tiles of 128, leaves of 128, 256 and 512, groups of 2048, and pages of 16 and 64 rows.
 pub fn every_boundary_gives_the_bits_of_single_rows(device: &Device) {
+    for (q_heads, kv_heads, head_dim) in [(12, 2, 256), (2, 1, 128), (8, 4, 128)] {
+        every_boundary(device, Model::new::<Cuda>(q_heads, kv_heads, head_dim));
+    }
+}
+
+fn every_boundary(device: &Device, model: Model) {
     let on = &device.queue;
-    let model = Model::new::<Cuda>(12, 2, 256);
     let edges = [16, 64, 128, 256, 384, 512, 640, 1024, 1920, 2048, 2176, 2560, 4096];
     let mut starts: Vec<usize> = edges.iter().flat_map(|edge| [edge - 2, edge - 1, *edge]).collect();
     starts.extend([0, 1, 2]);
@@ -87,7 +92,7 @@ pub fn every_boundary_gives_the_bits_of_single_rows(device: &Device) {
             for (page_rows, lengths) in all.into_iter().take(splits) {
                 let placement = Placement { page_rows, grid, seed: 3, ..PLAIN };
                 let got = attend_split::<Cuda, _>(on, &model, &placement, &sequence, lengths);
-                assert_same_bits(&format!("{start}, {lengths:?}, {placement:?}"), &got, &single);
+                assert_same_bits(&format!("{model:?} at {start}, {lengths:?}, {placement:?}"), &got, &single);
             }
         }
     }
@@ -108,7 +113,7 @@ pub fn every_shape_runs_on_every_path(device: &Device) {
                 let page_rows = [16, 32, 64, 128][rows % 4];
                 several += usize::from(rows > 64 / group);
                 for path in paths(device) {
-                    for share in [Share::Leaf, Share::Quad, Share::Sequence] {
+                    for share in [Share::Leaf, Share::Group, Share::Sequence] {
                         let grid = Some(Grid { path, share });
                         let placement = Placement { page_rows, grid, ..PLAIN };
                         let got = attend_split::<Cuda, _>(on, &model, &placement, &sequence, &[rows]);

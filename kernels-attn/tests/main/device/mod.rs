@@ -3,7 +3,7 @@
 //! Norm, rotary, the list of work and fault words are the bytes of the CPU. Attention is not: tensor cores add in
 //! another order. It is compared with f64 and the bound of `accuracy::oracle`, whose figures for CUDA are in
 //! `place.rs`: a score is off by at most `36 * head_dim / 16` roundoffs of fp32 (576 at 256) times `sum |q k|`, a
-//! leaf's sums by 288. Everything else is equality of bytes on the device alone: between paths, shares,
+//! tile's sums by 288. Everything else is equality of bytes on the device alone: between paths, shares,
 //! launches, batches and placements.
 
 mod equal;
@@ -55,6 +55,6 @@ pub fn paths(device: &Device) -> Vec<Path> {
 
 /// Every path with every share.
 pub fn grids(device: &Device) -> Vec<Grid> {
-    let shares = [Share::Leaf, Share::Quad, Share::Group, Share::Sequence, Share::ByLengths];
+    let shares = [Share::Leaf, Share::Group, Share::Sequence, Share::ByLengths];
     paths(device).into_iter().flat_map(|path| shares.map(|share| Grid { path, share })).collect()
 }

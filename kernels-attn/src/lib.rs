@@ -5,7 +5,7 @@
 //! A row stands at absolute position `p` of its sequence. It attends to the keys
 //! `max(first_key, p + 1 - window) ..= p` of that sequence (see [`Problem::keys`]), with the scale
 //! `1 / sqrt(head_dim)`; query head `j` reads K/V head `j / (q_heads / kv_heads)`. The sums follow the
-//! fixed three-level tree of [`tree`], so a row's bits depend on its query and on its keys and values: not
+//! fixed tree of [`tree`], so a row's bits depend on its query and on its keys and values: not
 //! on the rows beside it, the batch, the slot, the pages, their size or the pool's strides.
 //!
 //! # Order and rounding
@@ -16,25 +16,27 @@
 //! | value | how |
 //! |---|---|
 //! | score `s` | dot product over `head_dim` in one fixed order (CPU: 32 lanes, element `d` goes to lane `d % 32`, lanes added in halves; CUDA: k16 steps ascending) |
-//! | leaf's maximum | over the visible keys, in the exponent's unit: `m = s_max * c`, `c = log2(e) / sqrt(head_dim)` |
-//! | weight `P` | `exp2(fma(s, c, -m))`, rounded to `A`; the product is never rounded by itself |
-//! | leaf's sum `l` | of the **rounded** weights, those that multiply V: in each 16 keys those 8 apart first, then neighbours, then 2 and 4 apart; the eight sums of a leaf likewise, neighbours first |
-//! | leaf's `O` | weights times values from 0 on, the keys ascending (CUDA: in k16 steps) |
-//! | fold | `M = max(M, m)`, `a = exp2(M_old - M)`, `b = exp2(m - M)`: `l = fma(l_old, a, l * b)`, `O` likewise. The first part of a level is taken as it is, one with `l * b = 0` changes nothing |
-//! | levels | [`tree`]: leaves ascending inside their quad, quads inside their group, groups |
-//! | output | `O / l` in fp32, times `sigmoid(gate)` where there is one, rounded to `A` once |
+//! | maximum `M` of a leaf after a tile | of the one before it (-inf at first) and the tile's over its visible keys, in the exponent's unit: `max(M_old, s_max * c)`, `c = log2(e) / sqrt(head_dim)` |
+//! | weight `P` | `exp2(fma(s, c, -M))`, rounded to `A`; the product is never rounded by itself |
+//! | tile's sum | of the **rounded** weights, those that multiply V: in each 16 keys those 8 apart first, then neighbours, then 2 and 4 apart; the eight sums of a tile likewise, neighbours first |
+//! | leaf's sum `l` | `fma(l_old, shrink, tile's sum)`, `shrink = exp2(M_old - M)` |
+//! | leaf's `O` | `O_old * shrink`, rounded, then weights times values added to it, the keys ascending (CUDA: in k16 steps) |
+//! | fold of a leaf or group `m, l_new, o` | `M = max(M_old, m)`, `a = exp2(M_old - M)`, `b = exp2(m - M)`: `l = fma(l_old, a, l_new * b)`, `O = fma(O_old, a, o * b)`. While `l_old` is 0 the part is taken as it is |
+//! | levels | [`tree`]: tiles ascending inside their leaf, leaves inside their group, groups |
+//! | output | `(O + 0) / l` in fp32, times `sigmoid(gate)` where there is one, rounded to `A` once |
 //!
 //! Because `l` adds the rounded weights, the rounding of `P` cannot change their total: the weights used
 //! sum to one, and equal values come out exactly.
 //!
 //! # Masked keys and stale memory
 //!
-//! Masked keys are exact no-ops. The CPU half never reads them. A kernel that multiplies whole tiles must
-//! do as much: scores outside the row's keys become -inf, which gives `P = 0`; `-inf - -inf` is guarded
-//! (a maximum of -inf counts as 0 in the exponent); and V rows of keys that *no* row of the launch may
-//! see are replaced by zeros when they are loaded, for `0 * NaN` is NaN and free pages hold anything.
-//! NaN in a *visible* key reaches the output, and so does NaN in a visible value unless its whole leaf weighs
-//! nothing beside the others.
+//! Masked keys are exact no-ops, but for the sign of a zero in `O`, and that the output does not show (`O + 0`).
+//! The CPU half never reads them. A kernel that multiplies whole tiles must do as much: scores outside the
+//! row's keys become -inf, which gives `P = 0`; `-inf - -inf` is guarded (a maximum of -inf counts as 0 in the
+//! exponent); and V rows of keys that *no* row of the row block may see are replaced by zeros when they are
+//! loaded, for `0 * NaN` is NaN and free pages hold anything. (Values that only a later row of the block sees
+//! are multiplied by 0 on CUDA, which takes finite ones.)
+//! NaN in a *visible* key or value reaches the output: nothing is skipped because it weighs little.
 //!
 //! # Skipped rows and faults
 //!

@@ -160,6 +160,21 @@ pub(crate) fn visible_nan_shows<B: Place>(on: &B::Queue) {
     }
 }
 
+/// The sequences of a launch share what works on them, and nothing else.
+pub(crate) fn nan_stays_in_its_sequence<B: Place>(on: &B::Queue) {
+    let model = Model::new::<B>(4, 2, 8);
+    let [mut bad, good]: [Sequence<bf16>; 2] = [7, 8].map(|seed| model.sequence(seed, 600, 2, 1.0));
+    let alone = attend_split::<B, _>(on, &model, &PLAIN, &good, &[2]);
+    bad.keys.fill(bf16::NAN);
+    bad.values.fill(bf16::NAN);
+    for prefill in [false, true] {
+        let placement = Placement { prefill, ..PLAIN };
+        let together = attend::<B, _>(on, &model, &placement, &[(&bad, 0..2), (&good, 0..2)]);
+        assert!(together[0].iter().all(|x| x.to_f32().is_nan()));
+        assert_same_bits("beside NaN", &together[1], &alone);
+    }
+}
+
 /// A weighted sum that underflows to -0, with masked keys behind it where rows are verified together: a zero of
 /// one sign.
 pub(crate) fn zeros_have_one_sign<B: Place>(on: &B::Queue) {

@@ -45,6 +45,7 @@ fn main() {
     both!(suite, literal::a_probe_moves_with_the_mask);
     both!(suite, literal::no_key_gives_zeros);
     both!(suite, literal::visible_nan_shows);
+    both!(suite, literal::nan_stays_in_its_sequence);
     both!(suite, literal::zeros_have_one_sign);
     both!(suite, properties::any_launch_gives_the_bytes_of_single_rows);
     suite.cpu("cpu::refusals::problems", refusals::problems);

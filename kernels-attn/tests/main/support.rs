@@ -225,7 +225,7 @@ impl Memory {
 
 /// The operation of a launch.
 enum Op<B> {
-    Verify(Verify, Work, PhantomData<B>),
+    Verify(Verify, Box<Work>, PhantomData<B>),
     Prefill(Prefill),
 }
 
@@ -239,7 +239,8 @@ impl<B: Place> Op<B> {
         let verify = Verify::plan_with(problem, &device, grid).unwrap();
         assert!(grid.is_none() || B::GENERAL || verify.grid() == grid, "another grid than asked for");
         let list = Work::plan_with(problem, &device, grid.map(|grid| grid.share)).unwrap();
-        Op::Verify(verify.overlapping(overlapping), list.overlapping(overlapping), PhantomData)
+        let list = Box::new(list.overlapping(overlapping));
+        Op::Verify(verify.overlapping(overlapping), list, PhantomData)
     }
 
     fn list(&self) -> Option<&Work> {

@@ -1,6 +1,9 @@
 //! Norm, rotary and the write into the pages, for all rows at once.
 
-use crate::{AttnBackend, plan};
+use crate::{
+    AttnBackend,
+    plan::{self, BUILT},
+};
 use kernels_core::{
     Activation, Backend, DeviceInfo, Error, KvPoolMut, PageTable, Result, Rows, Tensor, TensorMut, bf16,
 };
@@ -26,6 +29,8 @@ pub struct AppendProblem {
     pub slots: usize,
     /// Pages a slot can have.
     pub max_pages: usize,
+    /// Rows (tokens) of a page.
+    pub page_rows: usize,
     /// Rows of the rope table.
     pub positions: usize,
 }
@@ -40,6 +45,10 @@ pub struct AppendProblem {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Append {
     problem: AppendProblem,
+    /// Whether it was planned for a CUDA device.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // the CUDA half alone asks
+    pub(crate) cuda: bool,
+    pub(crate) programmatic: bool,
 }
 
 /// The operands of [`Append`].
@@ -71,7 +80,7 @@ pub struct AppendArgs<'a, B: Backend, A: Activation = bf16> {
 }
 
 impl Append {
-    const OP: &'static str = "attn::append";
+    pub(crate) const OP: &'static str = "attn::append";
 
     /// Chooses how to solve `problem` on `device`; refuses what makes no sense by name and value.
     pub fn plan(problem: AppendProblem, device: &DeviceInfo) -> Result<Self> {
@@ -84,6 +93,7 @@ impl Append {
                 ("head_dim", p.head_dim),
                 ("slots", p.slots),
                 ("max_pages", p.max_pages),
+                ("page_rows", p.page_rows),
                 ("positions", p.positions),
             ],
         )?;
@@ -96,8 +106,25 @@ impl Append {
             return Err(Error::invalid(op, "eps", p.eps, "it must be finite and not negative"));
         }
         plan::addressable(op, "rows", p.rows)?;
-        plan::built(op, device)?;
-        Ok(Append { problem })
+        if let Some(arch) = device.arch {
+            plan::shape_on_cuda(op, p.head_dim, p.q_heads, p.kv_heads, p.page_rows)?;
+            let numbers = [
+                ("sequences", p.sequences),
+                ("slots", p.slots),
+                ("max_pages", p.max_pages),
+                ("positions", p.positions),
+            ];
+            numbers.into_iter().try_for_each(|(name, size)| plan::narrow(op, name, size))?;
+            plan::path(op, arch, None, BUILT)?;
+        }
+        Ok(Append { problem, cuda: device.arch.is_some(), programmatic: false })
+    }
+
+    /// Lets the CUDA kernel begin while the one before it on the stream still runs. It waits for that one
+    /// before it reads or writes anything.
+    pub fn overlapping(mut self, on: bool) -> Self {
+        self.programmatic = on;
+        self
     }
 
     /// The sizes this was planned for.
@@ -122,6 +149,10 @@ impl Append {
         args.q_out.check(op, "q_out", q_rows)?;
         args.q_out.check_disjoint(op, "q_out")?;
         args.pool.check(op, "pool", p.kv_heads, p.head_dim)?;
+        if args.pool.page_rows != p.page_rows {
+            let want = format!("it was planned for {}", p.page_rows);
+            return Err(Error::invalid(op, "page_rows", args.pool.page_rows, want));
+        }
         check_pool_disjoint(op, &args.pool)?;
         args.faults.check(op, "faults", [p.slots + 1])?;
         args.q.check(op, "q", q_rows)?;

@@ -1,9 +1,9 @@
 //! What a backend must be able to do.
 
-use crate::{Append, AppendArgs, Args, Prefill, Verify};
+use crate::{Append, AppendArgs, Args, Prefill, Verify, Work, WorkArgs};
 use kernels_core::{Activation, Backend, Cpu, Result};
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
     impl Sealed for kernels_core::Cpu {}
 }
@@ -15,6 +15,9 @@ pub trait AttnBackend: Backend + sealed::Sealed {
     /// Runs [`Append`].
     #[doc(hidden)]
     fn append<A: Activation>(op: &Append, on: &Self::Queue, args: AppendArgs<'_, Self, A>) -> Result<()>;
+    /// Runs [`Work`].
+    #[doc(hidden)]
+    fn work(op: &Work, on: &Self::Queue, args: WorkArgs<'_, Self>) -> Result<()>;
     /// Runs [`Verify`].
     #[doc(hidden)]
     fn verify<A: Activation>(op: &Verify, on: &Self::Queue, args: Args<'_, Self, A>) -> Result<()>;
@@ -26,6 +29,10 @@ pub trait AttnBackend: Backend + sealed::Sealed {
 impl AttnBackend for Cpu {
     fn append<A: Activation>(op: &Append, (): &(), args: AppendArgs<'_, Cpu, A>) -> Result<()> {
         crate::cpu::append(op.problem(), args);
+        Ok(())
+    }
+    fn work(op: &Work, (): &(), args: WorkArgs<'_, Cpu>) -> Result<()> {
+        crate::cpu::work(op.problem(), &op.deal, args);
         Ok(())
     }
     fn verify<A: Activation>(op: &Verify, (): &(), args: Args<'_, Cpu, A>) -> Result<()> {

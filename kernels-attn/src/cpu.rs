@@ -1,6 +1,13 @@
 //! The CPU half: the specification.
 
-use crate::{AppendArgs, AppendProblem, Args, Problem, softmax, softmax::Accumulators, tree};
+use crate::{
+    AppendArgs, AppendProblem, Args, Problem, WorkArgs,
+    grid::Deal,
+    softmax,
+    softmax::Parts,
+    tree,
+    work::{Entry, list},
+};
 use kernels_core::{
     Activation, Cpu, KvPool, TensorMut, fault, ref_math, rope,
     slots::{Bounds, Fault, FaultKind, Sequence},
@@ -8,11 +15,11 @@ use kernels_core::{
 use std::ops::Range;
 
 /// Rows of a sequence that share one pass over its keys; the bits do not depend on it.
-const BLOCK_ROWS: usize = 8;
+const PASS_ROWS: usize = 8;
 
 pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArgs<'_, Cpu, A>) {
     let p = problem;
-    let positions = p.max_pages.saturating_mul(args.pool.page_rows).min(p.positions);
+    let positions = p.max_pages.saturating_mul(p.page_rows).min(p.positions);
     let bounds = Bounds { rows: p.rows, slots: p.slots, positions };
     let mut head = vec![0.0; softmax::padded(p.head_dim)];
     for index in 0..p.sequences {
@@ -27,7 +34,7 @@ pub(crate) fn append<A: Activation>(problem: &AppendProblem, mut args: AppendArg
         }
         let Some(slot) = sequence.slot else { continue };
         let span = sequence.start..sequence.start + sequence.rows.len();
-        let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: args.pool.page_rows };
+        let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: p.page_rows };
         if let Err(fault) = paging.check(slot, span, args.pool.pages) {
             fault.record(&mut args.faults);
             continue;
@@ -79,8 +86,7 @@ fn norm_and_rotate<A: Activation>(x: &[A], weight: &[A], angles: &[f32], eps: f3
 
 pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A>) {
     let p = problem;
-    let page_rows = args.pool.page_rows;
-    let positions = p.max_pages.saturating_mul(page_rows);
+    let (page_rows, positions) = (p.page_rows, p.positions());
     let bounds = Bounds { rows: p.rows, slots: p.slots, positions };
     let mut scratch = Scratch::new(p);
     for index in 0..p.sequences {
@@ -89,20 +95,12 @@ pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A
         let Some(slot) = sequence.slot else { continue };
         let paging = Paging { pages: args.page_table.row(&[slot]), page_rows };
         let rows = sequence.rows.len();
-        let checked = if rows > p.max_rows {
-            let (kind, value) = (FaultKind::RowOffsets, rows as i32);
-            Err(Fault { kind, slot: slot as i32, value })
-        } else {
-            let visible = Visible { problem: p, positions };
-            let span = visible.span(sequence.start..sequence.start + rows);
-            paging.check(slot, span, args.pool.pages)
-        };
-        if let Err(fault) = checked {
+        if let Err(fault) = check(p, slot, sequence.start, rows, &paging, args.pool.pages) {
             fault.record(&mut args.faults);
             continue;
         }
-        for first in (0..rows).step_by(BLOCK_ROWS) {
-            let part = first..(first + BLOCK_ROWS).min(rows);
+        for first in (0..rows).step_by(PASS_ROWS) {
+            let part = first..(first + PASS_ROWS).min(rows);
             let block = Block {
                 rows: sequence.rows.start + part.start..sequence.rows.start + part.end,
                 start: sequence.start + part.start,
@@ -119,6 +117,45 @@ pub(crate) fn attend<A: Activation>(problem: &Problem, mut args: Args<'_, Cpu, A
     zero(&mut args.out, args.rows.unowned(p.rows));
 }
 
+/// Everything that a sequence can get wrong beside its own numbers.
+fn check(
+    p: &Problem,
+    slot: usize,
+    start: usize,
+    rows: usize,
+    paging: &Paging<'_>,
+    pages: usize,
+) -> Result<(), Fault> {
+    if rows > p.max_rows {
+        let (kind, value) = (FaultKind::RowOffsets, rows as i32);
+        return Err(Fault { kind, slot: slot as i32, value });
+    }
+    let visible = Visible { problem: p, positions: p.positions() };
+    paging.check(slot, visible.span(start..start + rows), pages)
+}
+
+pub(crate) fn work(problem: &Problem, deal: &Deal, mut args: WorkArgs<'_, Cpu>) {
+    let p = problem;
+    let bounds = Bounds { rows: p.rows, slots: p.slots, positions: p.positions() };
+    let mut entries = vec![];
+    for index in 0..p.sequences {
+        let Sequence { slot, start, rows, .. } = args.rows.sequence(index, bounds, &mut args.faults);
+        let Some(slot) = slot else {
+            entries.push(Entry::Zeros(rows));
+            continue;
+        };
+        let paging = Paging { pages: args.page_table.row(&[slot]), page_rows: p.page_rows };
+        entries.push(match check(p, slot, start, rows.len(), &paging, p.pages) {
+            Ok(()) => Entry::Attends { slot, start, rows },
+            Err(fault) => {
+                fault.record(&mut args.faults);
+                Entry::Zeros(rows)
+            }
+        });
+    }
+    list(p, deal, &entries, args.rows.unowned(p.rows), args.work.row_mut(&[]));
+}
+
 /// Some rows of one sequence, which read its keys together.
 struct Block<'a> {
     rows: Range<usize>,
@@ -126,29 +163,29 @@ struct Block<'a> {
     paging: Paging<'a>,
 }
 
-/// What one block needs: `[rows * group]` of each accumulator, and one tile in fp32. Queries, keys and values
-/// are padded with zeros.
+/// What one block needs: `[rows * group]` parts of each level, and a tile's keys and values in fp32. Queries,
+/// keys and values are padded with zeros.
 struct Scratch {
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
-    leaf: Accumulators,
-    group: Accumulators,
-    total: Accumulators,
+    leaf: Parts,
+    group: Parts,
+    total: Parts,
 }
 
 impl Scratch {
     fn new(p: &Problem) -> Self {
-        let heads = p.rows.min(p.max_rows).min(BLOCK_ROWS) * p.group();
-        let accumulators = || Accumulators::new(heads, p.head_dim);
+        let heads = p.rows.min(p.max_rows).min(PASS_ROWS) * p.group();
+        let parts = || Parts::new(heads, p.head_dim);
         let width = softmax::padded(p.head_dim);
         Scratch {
             queries: vec![0.0; heads * width],
             keys: vec![0.0; tree::TILE_KEYS * width],
             values: vec![0.0; tree::TILE_KEYS * width],
-            leaf: accumulators(),
-            group: accumulators(),
-            total: accumulators(),
+            leaf: parts(),
+            group: parts(),
+            total: parts(),
         }
     }
 }
@@ -174,35 +211,32 @@ fn attend_block<A: Activation>(
             widen(query, &mut scratch.queries[(i * group + j) * width..]);
         }
     }
-    scratch.group.clear();
-    scratch.total.clear();
-    let leaves = tree::leaves(keys.clone());
-    for leaf in leaves.clone() {
-        scratch.leaf.clear();
-        for tile in tree::tiles(leaf) {
-            let part = keys.start.max(tile)..keys.end.min(tile + tree::TILE_KEYS);
-            load(&args.pool, &block.paging, kv_head, tile, part, scratch);
-            for i in 0..rows {
-                let seen = visible.keys(block.start + i);
-                let seen = seen.start.max(tile)..seen.end.min(tile + tree::TILE_KEYS);
-                if seen.is_empty() {
-                    continue;
-                }
-                let seen = seen.start - tile..seen.end - tile;
-                for j in i * group..(i + 1) * group {
-                    let query = &scratch.queries[j * width..][..width];
-                    let seen = seen.clone();
-                    let accumulator = scratch.leaf.get(j);
-                    softmax::tile::<A>(accumulator, query, &scratch.keys, &scratch.values, seen, scale);
-                }
+    for level in [&mut scratch.leaf, &mut scratch.group, &mut scratch.total] {
+        level.clear();
+    }
+    let (tiles, leaf_tiles) = (tree::tiles(keys.clone()), tree::leaf_tiles(p.kv_heads));
+    for tile in tiles.clone() {
+        let (first, end) = (tile * tree::TILE_KEYS, (tile + 1) * tree::TILE_KEYS);
+        load(&args.pool, &block.paging, kv_head, first, keys.start.max(first)..keys.end.min(end), scratch);
+        let skipped = fault::active("attn.tile_skipped") && tile % tree::GROUP_TILES == 1;
+        for i in 0..rows {
+            let seen = visible.keys(block.start + i);
+            let seen = seen.start.max(first)..seen.end.min(end);
+            if seen.is_empty() || skipped {
+                continue;
+            }
+            let seen = seen.start - first..seen.end - first;
+            for j in i * group..(i + 1) * group {
+                let (part, query) = (scratch.leaf.get(j), &scratch.queries[j * width..][..width]);
+                softmax::tile::<A>(part, query, &scratch.keys, &scratch.values, seen.clone(), scale);
             }
         }
-        if !(fault::active("attn.leaf_skipped") && leaf % tree::GROUP_LEAVES == 1) {
-            scratch.group.merge(&mut scratch.leaf);
+        let last = tile + 1 == tiles.end;
+        if tree::ends_leaf(tile, leaf_tiles) || last {
+            scratch.group.fold(&mut scratch.leaf);
         }
-        if tree::ends_group(leaf) || leaf + 1 == leaves.end {
-            scratch.total.merge(&mut scratch.group);
-            scratch.group.clear();
+        if tree::ends_group(tile) || last {
+            scratch.total.fold(&mut scratch.group);
         }
     }
     for (i, row) in block.rows.clone().enumerate() {
@@ -215,13 +249,13 @@ fn attend_block<A: Activation>(
     }
 }
 
-/// Reads the keys and values at positions `part` into their places of the tile.
+/// Reads the keys and values at positions `part` into their places of the tile that begins at `first`.
 #[inline(always)]
 fn load<A: Activation>(
     pool: &KvPool<'_, Cpu, A>,
     paging: &Paging<'_>,
     head: usize,
-    tile: usize,
+    first: usize,
     part: Range<usize>,
     scratch: &mut Scratch,
 ) {
@@ -230,9 +264,9 @@ fn load<A: Activation>(
     for position in part {
         let (mut page, row) = paging.locate(position);
         if stale {
-            page = paging.locate(tile).0;
+            page = paging.locate(first).0;
         }
-        let at = (position - tile) * width;
+        let at = (position - first) * width;
         widen(pool.key(page, head, row), &mut scratch.keys[at..]);
         widen(pool.value(page, head, row), &mut scratch.values[at..]);
     }
@@ -247,20 +281,20 @@ struct Visible<'a> {
 impl Visible<'_> {
     #[inline(always)]
     fn keys(&self, position: usize) -> Range<usize> {
-        let keys = self.problem.keys(position);
+        self.shown(self.problem.keys(position))
+    }
+
+    #[inline(always)]
+    fn span(&self, rows: Range<usize>) -> Range<usize> {
+        self.shown(self.problem.span(rows))
+    }
+
+    #[inline(always)]
+    fn shown(&self, keys: Range<usize>) -> Range<usize> {
         if fault::active("attn.mask_off_by_one") {
             return keys.start..(keys.end + 1).min(self.positions);
         }
         keys
-    }
-
-    /// The keys that some row at `rows` sees; both ends of a row's keys ascend with its position.
-    #[inline(always)]
-    fn span(&self, rows: Range<usize>) -> Range<usize> {
-        let end = self.keys(rows.end - 1).end;
-        // A row without any key has an empty range below `first_key`.
-        let start = self.keys(rows.start).start.max(self.problem.first_key);
-        start.min(end)..end
     }
 }
 

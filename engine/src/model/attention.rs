@@ -47,6 +47,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                 eps: c.eps,
                 slots: shared.slots,
                 max_pages: shared.max_pages,
+                page_rows: pool.view().page_rows,
                 positions: shared.positions,
             },
             &cx.device,
@@ -76,6 +77,8 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             head_dim: d,
             slots: shared.slots,
             max_pages: shared.max_pages,
+            pages: pool.view().pages,
+            page_rows: pool.view().page_rows,
             first_key,
             window: None,
         };
@@ -87,6 +90,8 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             pool: pool.view(),
             page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
             rows: pass.index.reborrow(),
+            work: None,
+            workspace: None,
         };
         match pass.kind {
             Kind::Decode => Verify::plan(problem, &cx.device)?.run(&cx.queue, args)?,

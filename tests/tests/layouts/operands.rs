@@ -207,6 +207,10 @@ pub(crate) fn check(
         if axes > 1 {
             faults.extend([Fault::Shared, Fault::Gap]);
         }
+        // Where nothing is there, nothing can be missing.
+        if axes == 1 && value(&row.shape[0], sizes) == 0 {
+            faults.truncate(axes);
+        }
         for fault in faults {
             // One index along an axis has no neighbour to share with or to be apart from.
             let single = value(&row.shape[0], sizes) == 1;

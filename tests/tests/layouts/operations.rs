@@ -143,7 +143,7 @@ fn gdn(checks: &mut Checks) {
 }
 
 fn attn(checks: &mut Checks) {
-    use kernels_attn::{Append, AppendArgs, AppendProblem, Args, Prefill, Problem, Verify};
+    use kernels_attn::{Append, AppendArgs, AppendProblem, Args, Prefill, Problem, Verify, Work, WorkArgs};
     let append = AppendProblem {
         sequences: 3,
         rows: 23,
@@ -154,6 +154,7 @@ fn attn(checks: &mut Checks) {
         eps: 1e-6,
         slots: 5,
         max_pages: 3,
+        page_rows: 16,
         positions: 32,
     };
     let problem = Problem {
@@ -165,6 +166,8 @@ fn attn(checks: &mut Checks) {
         head_dim: 8,
         slots: 5,
         max_pages: 3,
+        pages: 5,
+        page_rows: 16,
         first_key: 0,
         window: None,
     };
@@ -189,13 +192,24 @@ fn attn(checks: &mut Checks) {
         pool: o.pool(),
         page_table: o.read("page_table"),
         rows: o.rows("rows"),
+        work: Some(o.read("work")),
+        workspace: Some(o.write("workspace")),
+    };
+    let work = |o: &Operands<'_>| WorkArgs {
+        work: o.write("work"),
+        faults: o.faults(),
+        page_table: o.read("page_table"),
+        rows: o.rows("rows"),
     };
     let device = DeviceInfo::cpu();
     let name = "kernels_attn::AppendArgs";
     checks.op(name, &[], |o| Append::plan(append, &device)?.run::<Cpu, bf16>(&(), append_args(o)));
     let name = "kernels_attn::Args";
-    checks.op(name, &[], |o| Verify::plan(problem, &device)?.run::<Cpu, bf16>(&(), args(o)));
-    checks.op(name, &[], |o| Prefill::plan(problem, &device)?.run::<Cpu, bf16>(&(), args(o)));
+    // A header, sequences, an item for each of two heads of three sequences and of nobody.
+    let sizes = [("work", 8 + 4 * 3 + 12 * 4 * 2), ("workspace", 0)];
+    checks.op(name, &sizes, |o| Verify::plan(problem, &device)?.run::<Cpu, bf16>(&(), args(o)));
+    checks.op(name, &sizes, |o| Prefill::plan(problem, &device)?.run::<Cpu, bf16>(&(), args(o)));
+    checks.op("kernels_attn::WorkArgs", &sizes, |o| Work::plan(problem, &device)?.run::<Cpu>(&(), work(o)));
 }
 
 const BASE: kernels_spec::Problem =

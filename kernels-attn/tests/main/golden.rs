@@ -1,6 +1,7 @@
 //! Against transformers' own attention module (float32, see `golden/make_golden.py`).
 
 use crate::append::{Rope, append_rows};
+use crate::place::Place;
 use crate::support::{Model, PLAIN, Sequence, attend_split};
 use kernels_testkit::{compare::relative_error, fixture::Fixture};
 
@@ -9,21 +10,21 @@ use kernels_testkit::{compare::relative_error, fixture::Fixture};
 /// 139 an angle is off by `139 * 5 * 2^-24 = 4.1e-5`, and a query or key by as much, relative.
 const ANGLE: f64 = 4.2e-5;
 
-#[cfg_attr(not(feature = "planted-faults"), test)]
-pub(crate) fn same_as_transformers() {
+pub(crate) fn same_as_transformers<B: Place>(on: &B::Queue) {
     let fixture = Fixture::open("kernels-attn/tests/golden/attention.safetensors");
     for (name, rotary) in [("small", 8), ("real", 64)] {
         let get = |what: &str| fixture.get(&format!("{name}/{what}"));
         let (shape, q_gate) = get("q_gate");
         let [tokens, q_heads, d] = [shape[0], shape[1], shape[2] / 2];
         let (shape, k) = get("k");
-        let model = Model::new(q_heads, shape[1], d);
+        let model = Model::new::<B>(q_heads, shape[1], d);
         let v = get("v").1;
         let half = |n: usize| -> Vec<f32> {
             q_gate.chunks_exact(2 * d).flat_map(|x| &x[n * d..(n + 1) * d]).copied().collect()
         };
         let rope = Rope { theta: 1e7, rotary, q_norm: get("q_norm").1, k_norm: get("k_norm").1 };
-        let (query, keys, values) = append_rows(&model, &PLAIN, &rope, 0, &[tokens], &half(0), k, v);
+        let (query, keys, values) =
+            append_rows::<B, _>(on, &model, &PLAIN, &rope, 0, &[tokens], &half(0), k, v);
         assert_eq!(values, v, "values are copied");
 
         let kept: Vec<usize> = fixture
@@ -46,7 +47,7 @@ pub(crate) fn same_as_transformers() {
         close("key", rows(&keys, model.kv_heads * d), ANGLE);
 
         let sequence = Sequence { start: 0, rows: tokens, keys, values, q: query, gate: half(1) };
-        let out = attend_split(&model, &PLAIN, &sequence, &[tokens]);
+        let out = attend_split::<B, _>(on, &model, &PLAIN, &sequence, &[tokens]);
         // Norm weights near 1.6 make |q| |k| / sqrt(d) at most 2.6 sqrt(d) <= 42; a score is off by two angle
         // errors of its rotated quarter, `2 * 42 / 4` of them, and a weight by as much, relative, which
         // acts on the spread of the values.

@@ -1,6 +1,6 @@
 //! Bad input is refused by name and value; violated invariants become faults; nothing panics.
 
-use kernels_attn::{Append, AppendArgs, AppendProblem, Args, Prefill, Problem, Verify};
+use kernels_attn::{Append, AppendArgs, AppendProblem, Args, Prefill, Problem, Verify, Work, WorkArgs};
 use kernels_core::{
     Cpu, DeviceInfo, KvPool, KvPoolMut, Result, Rows, Tensor, TensorMut, rope,
     slots::{Fault, FaultKind},
@@ -15,6 +15,8 @@ const PROBLEM: Problem = Problem {
     head_dim: 8,
     slots: 3,
     max_pages: 2,
+    pages: PAGES,
+    page_rows: PAGE_ROWS,
     first_key: 0,
     window: None,
 };
@@ -29,6 +31,7 @@ const APPEND: AppendProblem = AppendProblem {
     eps: 1e-6,
     slots: 3,
     max_pages: 2,
+    page_rows: PAGE_ROWS,
     positions: 7,
 };
 
@@ -39,8 +42,7 @@ fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
     result.unwrap_err().to_string()
 }
 
-#[test]
-fn problems() {
+pub(crate) fn problems() {
     let cpu = DeviceInfo::cpu();
     let verify = |p| text(Verify::plan(p, &cpu));
     let at_least = |name| format!("attn::verify: {name} is 0; it must be at least 1");
@@ -81,18 +83,34 @@ fn problems() {
         append(AppendProblem { positions: 0, ..APPEND }),
         "attn::append: positions is 0; it must be at least 1"
     );
+    assert_eq!(verify(Problem { page_rows: 0, ..PROBLEM }), at_least("page_rows"));
+    let huge = Problem { kv_heads: usize::MAX / 4, q_heads: usize::MAX / 4, ..PROBLEM };
+    assert!(verify(huge).starts_with("attn::verify: a list or workspace beyond what is addressable"));
     for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
-        let built = "built without CUDA kernels";
-        assert!(text(Verify::plan(PROBLEM, &device)).contains(built));
-        assert!(text(Prefill::plan(PROBLEM, &device)).contains(built));
-        assert!(text(Append::plan(APPEND, &device)).contains(built));
+        let texts = |p: Problem, a: AppendProblem| {
+            [
+                text(Verify::plan(p, &device)),
+                text(Prefill::plan(p, &device)),
+                text(Work::plan(p, &device)),
+                text(Append::plan(a, &device)),
+            ]
+        };
+        for error in texts(PROBLEM, APPEND) {
+            assert!(error.ends_with(": head_dim = 8 on CUDA (128 and 256 are) is not supported"), "{error}");
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            let fits = Problem { head_dim: 256, page_rows: 16, ..PROBLEM };
+            for error in texts(fits, AppendProblem { head_dim: 256, page_rows: 16, ..APPEND }) {
+                assert!(error.contains("built without CUDA kernels"), "{error}");
+            }
+        }
     }
     assert_eq!(Verify::plan(PROBLEM, &cpu).unwrap().problem(), &PROBLEM);
     assert_eq!(Append::plan(APPEND, &cpu).unwrap().problem(), &APPEND);
 }
 
-#[test]
-fn keys_of_a_position() {
+pub(crate) fn keys_of_a_position() {
     let keys = |first_key, window, position| Problem { first_key, window, ..PROBLEM }.keys(position);
     assert_eq!(keys(0, None, 0), 0..1);
     assert_eq!(keys(0, None, 99), 0..100);
@@ -150,6 +168,8 @@ impl Operands {
                 start: Tensor::new(&self.start[..], [3]),
                 row_offsets: Tensor::new(&self.offsets[..], [4]),
             },
+            work: None,
+            workspace: None,
         };
         change(&mut args);
         Verify::plan(PROBLEM, &DeviceInfo::cpu())?.run(&(), args)
@@ -178,8 +198,7 @@ impl Operands {
     }
 }
 
-#[test]
-fn operands_of_verify() {
+pub(crate) fn operands_of_verify() {
     let refused = |change: &dyn Fn(&mut Args<'_, Cpu, f32>)| {
         let mut operands = Operands::new();
         let error = text(operands.verify(change));
@@ -215,11 +234,61 @@ fn operands_of_verify() {
         refused(&|a| a.out.strides = [8, 8, 1]),
         "attn::verify: `out` has strides [8, 8, 1]; an outer stride must span the inner axes, or rows overlap"
     );
+    assert_eq!(refused(&|a| a.pool.pages = 5), "attn::verify: pages is 5; it was planned for 6");
+    assert_eq!(refused(&|a| a.pool.page_rows = 2), "attn::verify: page_rows is 2; it was planned for 4");
+    // Header, sequences, and an item for each head of three sequences and of nobody.
+    let want = 8 + 4 * 3 + 12 * 4 * 2;
+    fn list<'a>(n: usize) -> Option<Tensor<'a, Cpu, i32, 1>> {
+        Some(Tensor::new(&*vec![0; n].leak(), [n]))
+    }
+    fn bytes<'a>(n: usize) -> Option<TensorMut<'a, Cpu, u8, 1>> {
+        Some(TensorMut::new(vec![0; n].leak(), [n]))
+    }
+    assert_eq!(refused(&|a| a.work = list(9)), shape("work", "[9]", &format!("[{want}]")));
+    assert_eq!(refused(&|a| a.workspace = bytes(2)), shape("workspace", "[2]", "[0]"));
+    Operands::new().verify(|a| (a.work, a.workspace) = (list(want), bytes(0))).unwrap();
     Operands::new().verify(|_| ()).unwrap();
 }
 
-#[test]
-fn operands_of_append() {
+/// A list finds the faults that a verification finds.
+pub(crate) fn faults_of_a_list() {
+    type Change = fn(&mut Operands);
+    let changes: [Change; 7] = [
+        |_| (),
+        |o| o.slots[1] = 3,
+        |o| o.slots[1] = -1,
+        |o| o.start[1] = 7,
+        |o| o.table[1] = 6,
+        |o| o.table[0] = -1,
+        |o| o.offsets = vec![0, 2, 6, 6],
+    ];
+    for (i, change) in changes.into_iter().enumerate() {
+        let mut operands = Operands::new();
+        change(&mut operands);
+        operands.verify(|_| ()).unwrap();
+        let mut faults = [0; 4];
+        let op = Work::plan(PROBLEM, &DeviceInfo::cpu()).unwrap();
+        let mut work = vec![-7; op.len()];
+        let args = WorkArgs::<Cpu> {
+            work: TensorMut::new(&mut work[..], [op.len()]),
+            faults: TensorMut::new(&mut faults[..], [4]),
+            page_table: Tensor::new(&operands.table[..], [3, 2]),
+            rows: Rows {
+                slots: Tensor::new(&operands.slots[..], [3]),
+                start: Tensor::new(&operands.start[..], [3]),
+                row_offsets: Tensor::new(&operands.offsets[..], [4]),
+            },
+        };
+        op.run(&(), args).unwrap();
+        assert_eq!(faults[..], operands.faults[..], "case {i}");
+        // The second sequence has zeros where something is wrong with it, if it has rows at all.
+        let items: Vec<&[i32]> = work[8 + 4 * 3..][..12 * work[0] as usize].chunks(12).collect();
+        let slots: Vec<i32> = items.iter().filter(|item| item[0] == 1).map(|item| item[6]).collect();
+        assert_eq!(slots, [if i > 0 { -1 } else { 0 }; 2], "case {i}");
+    }
+}
+
+pub(crate) fn operands_of_append() {
     let refused = |change: &dyn Fn(&mut AppendArgs<'_, Cpu, f32>)| {
         let mut operands = Operands::new();
         let error = text(operands.append(change));
@@ -244,8 +313,7 @@ fn operands_of_append() {
 }
 
 /// What one bad number does: a fault in its slot's word, zeros for its rows, and nothing to its neighbours.
-#[test]
-fn faults() {
+pub(crate) fn faults() {
     type Change = fn(&mut Operands);
     let row = 4 * 8;
     let mut good = Operands::new();
@@ -280,8 +348,7 @@ fn faults() {
     }
 }
 
-#[test]
-fn faults_of_append() {
+pub(crate) fn faults_of_append() {
     type Change = fn(&mut Operands);
     // Position 7 has a page, but no row in the rope table.
     let cases: [(Change, FaultKind, i32); 4] = [

@@ -1,9 +1,14 @@
 //! Sequences as a model sees them, and launches that place them in memory in many ways.
 
-use kernels_attn::{Args, Prefill, Problem, Verify};
-use kernels_core::{Activation, Cpu, DeviceInfo, KvPool, KvPoolMut, KvStrides, PAD, Rows, Tensor, TensorMut};
-use kernels_testkit::rng::Rng;
-use std::ops::Range;
+use crate::place::{self, Place};
+use kernels_attn::{Args, Grid, Prefill, Problem, Verify, Work, WorkArgs};
+use kernels_core::{Activation, Cpu, KvPool, KvPoolMut, KvStrides, PAD, Result, Rows, Tensor, TensorMut};
+use kernels_testkit::{
+    compare::assert_same_bits,
+    guard::{Guarded, poison},
+    rng::Rng,
+};
+use std::{marker::PhantomData, ops::Range};
 
 /// What all sequences of a launch share.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +22,10 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(q_heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+    /// Heads of about these sizes that the backend has.
+    pub(crate) fn new<B: Place>(q_heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        let (q_heads, head_dim) =
+            (kv_heads * place::group::<B>(q_heads / kv_heads), place::head_dim::<B>(head_dim));
         Model { q_heads, kv_heads, head_dim, first_key: 0, window: None, gated: true }
     }
 
@@ -84,10 +92,20 @@ pub(crate) struct Placement {
     /// Adds padding sequences and rows that nobody owns.
     pub(crate) padding: bool,
     pub(crate) prefill: bool,
+    /// Of the CUDA kernels; `None`: as planned.
+    pub(crate) grid: Option<Grid>,
+    pub(crate) overlapping: bool,
 }
 
-pub(crate) const PLAIN: Placement =
-    Placement { page_rows: 16, layout: Layout::Packed, seed: 0, padding: false, prefill: false };
+pub(crate) const PLAIN: Placement = Placement {
+    page_rows: 16,
+    layout: Layout::Packed,
+    seed: 0,
+    padding: false,
+    prefill: false,
+    grid: None,
+    overlapping: false,
+};
 
 /// One launch's memory: slots, pages and rows handed out.
 pub(crate) struct Memory {
@@ -108,14 +126,19 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Room for sequences of the given rows that reach `positions`.
-    pub(crate) fn new(model: &Model, placement: &Placement, rows: &[usize], positions: usize) -> Memory {
+    pub(crate) fn new<B: Place>(
+        model: &Model,
+        placement: &Placement,
+        rows: &[usize],
+        positions: usize,
+    ) -> Memory {
         let mut rng = Rng::new(placement.seed);
         let mut order = |n: usize| match placement.seed {
             0 => (0..n).collect(),
             _ => rng.permutation(n),
         };
         // Two slots more than sequences, so that some are free.
-        let (slots, page_rows) = (rows.len() + 2, placement.page_rows);
+        let (slots, page_rows) = (rows.len() + 2, place::page_rows::<B>(placement.page_rows));
         let max_pages = positions.div_ceil(page_rows) + 1;
         let pages = slots * max_pages + 3;
         let table = order(pages)[..slots * max_pages].iter().map(|p| *p as i32).collect();
@@ -138,9 +161,11 @@ impl Memory {
                 KvStrides { page: page_rows * h * 2 * d, kv: d, head: 2 * d, row: h * 2 * d }
             }
             Layout::Gapped => {
-                let (row, head) = (d + 3, page_rows * (d + 3) + 1);
-                let page = h * head + 7;
-                KvStrides { page, kv: pages * page + 11, head, row }
+                // CUDA reads vectors of eight elements.
+                let gap = |n: usize| if B::GENERAL { n } else { 8 * n };
+                let (row, head) = (d + gap(3), page_rows * (d + gap(3)) + gap(1));
+                let page = h * head + gap(7);
+                KvStrides { page, kv: pages * page + gap(11), head, row }
             }
         };
         let s = strides;
@@ -161,17 +186,6 @@ impl Memory {
         }
     }
 
-    pub(crate) fn pool<'a, A: Activation>(&self, model: &Model, data: &'a [A]) -> KvPool<'a, Cpu, A> {
-        KvPool {
-            data,
-            pages: self.pages,
-            kv_heads: model.kv_heads,
-            page_rows: self.page_rows,
-            head_dim: model.head_dim,
-            strides: self.strides,
-        }
-    }
-
     pub(crate) fn pool_mut<'a, A: Activation>(
         &self,
         model: &Model,
@@ -187,9 +201,67 @@ impl Memory {
         }
     }
 
+    /// The pool of a backend, to read.
+    pub(crate) fn pool<'a, B: Place, A: Activation>(
+        &self,
+        model: &Model,
+        data: B::View<'a, A>,
+    ) -> KvPool<'a, B, A> {
+        KvPool {
+            data,
+            pages: self.pages,
+            kv_heads: model.kv_heads,
+            page_rows: self.page_rows,
+            head_dim: model.head_dim,
+            strides: self.strides,
+        }
+    }
+
     pub(crate) fn page(&self, sequence: usize, position: usize) -> (usize, usize) {
         let entry = self.slot_of[sequence] * self.max_pages + position / self.page_rows;
         (self.table[entry] as usize, position % self.page_rows)
+    }
+}
+
+/// The operation of a launch.
+enum Op<B> {
+    Verify(Verify, Box<Work>, PhantomData<B>),
+    Prefill(Prefill),
+}
+
+impl<B: Place> Op<B> {
+    fn plan(on: &B::Queue, problem: Problem, placement: &Placement) -> Self {
+        let (device, grid, overlapping) = (B::device(on), placement.grid, placement.overlapping);
+        if placement.prefill || !(B::GENERAL || problem.max_rows <= 16) {
+            let prefill = Prefill::plan_with(problem, &device, grid.map(|grid| grid.path)).unwrap();
+            return Op::Prefill(prefill.overlapping(overlapping));
+        }
+        let verify = Verify::plan_with(problem, &device, grid).unwrap();
+        assert!(grid.is_none() || B::GENERAL || verify.grid() == grid, "another grid than asked for");
+        let list = Work::plan_with(problem, &device, grid.map(|grid| grid.share)).unwrap();
+        let list = Box::new(list.overlapping(overlapping));
+        Op::Verify(verify.overlapping(overlapping), list, PhantomData)
+    }
+
+    fn list(&self) -> Option<&Work> {
+        match self {
+            Op::Verify(_, list, _) => Some(list),
+            Op::Prefill(_) => None,
+        }
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        match self {
+            Op::Verify(verify, ..) => verify.workspace_bytes(),
+            Op::Prefill(prefill) => prefill.workspace_bytes(),
+        }
+    }
+
+    fn run<A: Activation>(&self, on: &B::Queue, args: Args<'_, B, A>) -> Result<()> {
+        match self {
+            Op::Verify(verify, ..) => verify.run(on, args),
+            Op::Prefill(prefill) => prefill.run(on, args),
+        }
     }
 }
 
@@ -199,16 +271,17 @@ impl Memory {
 /// Only the keys that some row of the part may see are in memory; everything else (earlier and later
 /// positions, free pages, padding rows, outputs, gaps) is NaN. Checks that nothing was written besides the
 /// rows, that padding gives zeros and that no fault was recorded.
-pub(crate) fn attend<A: Activation>(
+pub(crate) fn attend<B: Place, A: Activation>(
+    on: &B::Queue,
     model: &Model,
     placement: &Placement,
     parts: &[(&Sequence<A>, Range<usize>)],
 ) -> Vec<Vec<A>> {
-    let nan = A::from_f32(f32::NAN);
+    let nan = poison::<A>();
     let (d, hq, hkv) = (model.head_dim, model.q_heads, model.kv_heads);
     let counts: Vec<usize> = parts.iter().map(|(_, rows)| rows.len()).collect();
     let positions = parts.iter().map(|(s, rows)| s.start + rows.end).max().unwrap_or(0);
-    let memory = Memory::new(model, placement, &counts, positions);
+    let memory = Memory::new::<B>(model, placement, &counts, positions);
 
     let mut data = vec![nan; memory.pool_len];
     let mut pool = memory.pool_mut(model, &mut data);
@@ -236,12 +309,11 @@ pub(crate) fn attend<A: Activation>(
             q_gate[to + d..to + 2 * d].copy_from_slice(&sequence.gate[from..from + d]);
         }
     }
-    let gap = if placement.layout == Layout::Gapped { 5 } else { 0 };
+    let gap = if placement.layout == Layout::Gapped { if B::GENERAL { 5 } else { 8 } } else { 0 };
     let out_stride = hq * d + gap;
-    let mut out = vec![nan; memory.rows * out_stride];
-    let mut faults = vec![0u64; memory.slots + 1];
+    let sequences = memory.launch.len();
     let problem = Problem {
-        sequences: memory.launch.len(),
+        sequences,
         rows: memory.rows,
         max_rows: counts.iter().copied().max().unwrap_or(1).max(1),
         q_heads: hq,
@@ -249,31 +321,80 @@ pub(crate) fn attend<A: Activation>(
         head_dim: d,
         slots: memory.slots,
         max_pages: memory.max_pages,
+        pages: memory.pages,
+        page_rows: memory.page_rows,
         first_key: model.first_key,
         window: model.window,
     };
-    let dims = [memory.rows, hq, d];
-    let strided = |data| Tensor::new(data, dims).with_strides([hq * 2 * d, 2 * d, 1]);
-    let args = Args::<Cpu, A> {
-        out: TensorMut::new(&mut out[..], dims).with_strides([out_stride, d, 1]),
-        faults: TensorMut::new(&mut faults[..], [memory.slots + 1]),
-        q: strided(&q_gate[..]),
-        gate: model.gated.then(|| strided(&q_gate[d..])),
-        pool: memory.pool(model, &data),
-        page_table: Tensor::new(&memory.table[..], [memory.slots, memory.max_pages]),
-        rows: Rows {
-            slots: Tensor::new(&memory.row_slots[..], [memory.launch.len()]),
-            start: Tensor::new(&start[..], [memory.launch.len()]),
-            row_offsets: Tensor::new(&memory.offsets[..], [memory.launch.len() + 1]),
-        },
-    };
-    if placement.prefill {
-        Prefill::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();
-    } else {
-        Verify::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();
+    let guarded = |data: &[A]| Guarded::<B, A>::new(on, data, nan);
+    let integers = |data: &[i32]| Guarded::<B, i32>::new(on, data, i32::MIN);
+    let (pool, q_gate) = (guarded(&data), guarded(&q_gate));
+    let mut out = guarded(&vec![nan; memory.rows * out_stride]);
+    let mut faults = Guarded::<B, u64>::new(on, &vec![0; memory.slots + 1], u64::MAX);
+    let (table, start) = (integers(&memory.table), integers(&start));
+    let (row_slots, offsets) = (integers(&memory.row_slots), integers(&memory.offsets));
+    // Not closures: each use borrows for a time of its own.
+    macro_rules! page_table {
+        () => {
+            Tensor::new(table.view(), [memory.slots, memory.max_pages])
+        };
     }
+    macro_rules! rows {
+        () => {
+            Rows {
+                slots: Tensor::new(row_slots.view(), [sequences]),
+                start: Tensor::new(start.view(), [sequences]),
+                row_offsets: Tensor::new(offsets.view(), [sequences + 1]),
+            }
+        };
+    }
+    let op = Op::<B>::plan(on, problem, placement);
+    let list = op.list();
+    // Whatever the list does not write is told from what it does.
+    let mut work = integers(&vec![-7; list.map_or(0, Work::len)]);
+    let mut workspace = Guarded::<B, u8>::new(on, &vec![0xff; op.workspace_bytes()], 0xa5);
+    if let Some(list) = list {
+        let (work_at, faults_at) = (work.payload(), faults.payload());
+        let (mut work_there, mut faults_there) = (work.whole_mut(), faults.whole_mut());
+        let args = WorkArgs::<B> {
+            work: TensorMut::new(B::slice_mut(&mut work_there, work_at), [list.len()]),
+            faults: TensorMut::new(B::slice_mut(&mut faults_there, faults_at), [memory.slots + 1]),
+            page_table: page_table!(),
+            rows: rows!(),
+        };
+        list.run(on, args).unwrap();
+    }
+    let listed = work.read(on);
+    {
+        let (out_at, faults_at, workspace_at) = (out.payload(), faults.payload(), workspace.payload());
+        let (mut out_there, mut faults_there) = (out.whole_mut(), faults.whole_mut());
+        let mut workspace_there = workspace.whole_mut();
+        let dims = [memory.rows, hq, d];
+        let width = memory.rows * hq * 2 * d;
+        let strided = |from: usize| {
+            Tensor::new(B::slice(&q_gate.view(), from..width), dims).with_strides([hq * 2 * d, 2 * d, 1])
+        };
+        let bytes = workspace_at.len();
+        let args = Args::<B, A> {
+            out: TensorMut::new(B::slice_mut(&mut out_there, out_at), dims).with_strides([out_stride, d, 1]),
+            faults: TensorMut::new(B::slice_mut(&mut faults_there, faults_at), [memory.slots + 1]),
+            q: strided(0),
+            gate: model.gated.then(|| strided(d)),
+            pool: memory.pool::<B, A>(model, pool.view()),
+            page_table: page_table!(),
+            rows: rows!(),
+            work: list.map(|list| Tensor::new(work.view(), [list.len()])),
+            workspace: (bytes > 0)
+                .then(|| TensorMut::new(B::slice_mut(&mut workspace_there, workspace_at), [bytes])),
+        };
+        op.run(on, args).unwrap();
+    }
+    let faults = faults.read(on);
     assert!(faults.iter().all(|word| *word == 0), "faults {faults:x?}");
-    read_rows(&memory, &out, out_stride, hq * d, parts.len())
+    assert_same_bits("the list after the verification", &work.read(on), &listed);
+    workspace.read(on);
+    assert_same_bits("the pool", &pool.read(on), &data);
+    read_rows(&memory, &out.read(on), out_stride, hq * d, parts.len())
 }
 
 /// The rows of each sequence; padding must be zeros, gaps still NaN.
@@ -302,7 +423,8 @@ pub(crate) fn read_rows<A: Activation>(
 }
 
 /// The outputs of one sequence, its rows split into launches of the given lengths.
-pub(crate) fn attend_split<A: Activation>(
+pub(crate) fn attend_split<B: Place, A: Activation>(
+    on: &B::Queue,
     model: &Model,
     placement: &Placement,
     sequence: &Sequence<A>,
@@ -312,7 +434,7 @@ pub(crate) fn attend_split<A: Activation>(
     let mut first = 0;
     let mut out = Vec::new();
     for length in lengths {
-        out.extend(attend(model, placement, &[(sequence, first..first + length)]).remove(0));
+        out.extend(attend::<B, A>(on, model, placement, &[(sequence, first..first + length)]).remove(0));
         first += length;
     }
     out

@@ -71,6 +71,7 @@ __device__ __forceinline__ Merged merge_row(const float* partials, const float2*
     const int own = from + int(threadIdx.x % 32);
     float2 piece = {-INFINITY, 0.0f};
     if (own >= first && own < end) piece = stats[(own - first) * piece_stride];
+    if (piece.y == 0.0f) piece.x = -INFINITY;
     const Factors into_group = factors_of(largest_before<1, kOfGroup>(piece.x), piece.x);
     const float of_group = largest_of<kOfGroup>(piece.x);
     const Factors into_total = factors_of(fmaxf(max, largest_before<kOfGroup, 32>(of_group)), of_group);

@@ -1,7 +1,8 @@
 // Norm, rotary and the write into the pages, bf16. A warp has a head of a row; that of a key also copies the value.
 //
-// The sum of squares has the order of src/append.rs: lane d % 32 adds its elements as they ascend, then lanes 16, 8, 4, 2
-// and 1 apart are added. Global memory is read and written by neighbours, so a head changes hands in shared memory.
+// The sum of squares has the order of src/append.rs: lane d % 32 adds its elements as they ascend, then lanes 16, 8,
+// 4, 2 and 1 apart are added. Global memory is read and written by neighbours, so that a head changes hands in shared
+// memory.
 #include <cuda_bf16.h>
 
 #include <cstring>
@@ -114,7 +115,8 @@ __device__ __forceinline__ Slice<kD> norm_and_rotate(const ls_attn_append_params
   return out;
 }
 
-// Grid: x = query heads and K/V heads, kAppendWarps at a time, y = sequences and the rows of nobody, z = rows, in turns.
+// Grid: x = query heads and K/V heads, kAppendWarps at a time; y = sequences, and the rows of nobody; z = rows, in
+// turns.
 template <int kD>
 __global__ void __launch_bounds__(32 * kAppendWarps) append(const __grid_constant__ ls_attn_append_params p) {
   using Head = Slice<kD>;
@@ -170,8 +172,8 @@ __global__ void __launch_bounds__(32 * kAppendWarps) append(const __grid_constan
 template <int kD>
 int32_t launch_append(const ls_attn_append_params& p, ls_stream_t stream) {
   // Sequences are taken to have about as many rows.
-  const int32_t rows = ceil_div(p.rows.row_count, p.rows.sequences);
-  const dim3 grid(ceil_div(p.q_heads + p.kv_heads, kAppendWarps), p.rows.sequences + 1, rows < kMaxDepth ? rows : kMaxDepth);
+  const int32_t rows = ceil_div(p.rows.row_count, p.rows.sequences), depth = rows < kMaxDepth ? rows : kMaxDepth;
+  const dim3 grid(ceil_div(p.q_heads + p.kv_heads, kAppendWarps), p.rows.sequences + 1, depth);
   return launch(append<kD>, grid, 32 * kAppendWarps, 0, stream, p.programmatic != 0, p);
 }
 

@@ -58,7 +58,8 @@ typedef struct ls_attn_append_params {
 #define LS_ATTN_SHARE_SEQUENCE 3
 #define LS_ATTN_SHARE_BY_LENGTHS 4
 
-/* A tile: 128 keys, from a multiple of 128. A row block: 64 / (q_heads / kv_heads) rows of a sequence, those of one K/V head's query heads.
+/* A tile: 128 keys, from a multiple of 128. A row block: 64 / (q_heads / kv_heads) rows of a sequence, those of one
+ * K/V head's query heads.
  *
  * The list of work of a round, made once and read by the verification of every layer. int32_t words:
  *   [8]                     items, pieces, share (never BY_LENGTHS), 0, 0, 0, 0, 0
@@ -94,7 +95,7 @@ typedef struct ls_attn_params {
   const int32_t* work;    /* [work]                                                                      */
   float* partials;        /* [max_pieces, block_rows, head_dim]  O of a piece; anything before and after */
   float* stats;           /* [max_pieces, block_rows, 2] its maximum and sum; anything before and after  */
-  float* scratch;         /* [blocks, block_rows rounded up to 8, head_dim]  anything before and after   */
+  float* scratch;         /* [blocks, 2, block_rows rounded up to 8, head_dim]  anything before, after   */
   const void* q;          /* [rows, q_heads, head_dim]   bf16, normed and rotated                        */
   const void* gate;       /* [rows, q_heads, head_dim]   bf16, or null                                   */
   const void* pool;       /* [pages, 2, kv_heads, page_rows, head_dim] bf16                              */

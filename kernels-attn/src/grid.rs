@@ -223,7 +223,7 @@ impl Deal {
             let work = items.checked_mul(ITEM)?.checked_add(entries)?.checked_add(HEAD)?;
             // A generous bound of the workspace, in bytes.
             let scratch_rows = block_rows.checked_next_multiple_of(SCRATCH_ROWS)?;
-            let rows = pieces.checked_add(blocks)?.checked_mul(scratch_rows)?;
+            let rows = blocks.checked_mul(2)?.checked_add(pieces)?.checked_mul(scratch_rows)?;
             rows.checked_mul(p.head_dim.checked_add(2)?)?.checked_mul(8)?.checked_add(4 * work)?;
             i32::try_from(work).ok()?;
             Some((pieces, work))
@@ -252,7 +252,7 @@ impl Deal {
         let rows = self.pieces * self.block_rows;
         let partials = layout.add::<f32>(rows * problem.head_dim).start;
         let stats = layout.add::<f32>(rows * 2).start;
-        let scratch_rows = self.blocks * self.block_rows.next_multiple_of(SCRATCH_ROWS);
+        let scratch_rows = 2 * self.blocks * self.block_rows.next_multiple_of(SCRATCH_ROWS);
         let scratch = layout.add::<f32>(scratch_rows * problem.head_dim).start;
         Workspace { list, partials, stats, scratch, bytes: layout.bytes() }
     }
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!([2, 3].map(|pages| fits(1, pages)), [Share::Sequence, Share::ByLengths]);
         // Header, the sequence, one item per head and one for nobody's rows; a total per block.
         let whole = deal(P, Share::Sequence);
-        let scratch = 132 * 24 * 256 * 4;
+        let scratch = 132 * 2 * 24 * 256 * 4;
         assert_eq!((whole.pieces, whole.leaf_tiles, whole.work), (0, 4, 8 + 4 + 12 * 8));
         assert_eq!((whole.block_positions, whole.block_rows, whole.workspace.bytes), (10, 24, scratch));
         let own = whole.with_list(&P).workspace;

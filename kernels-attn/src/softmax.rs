@@ -68,14 +68,16 @@ fn reference(max: f32) -> f32 {
 /// a no-op on either side, up to the sign of a zero in `out`.
 #[inline(always)]
 pub(crate) fn fold(into: Part<'_>, later: Part<'_>) {
+    // A part without a weight counts as one without a key.
+    let later_max = if *later.sum == 0.0 { f32::NEG_INFINITY } else { *later.max };
     if *into.sum == 0.0 {
-        (*into.max, *into.sum) = (*later.max, *later.sum);
+        (*into.max, *into.sum) = (later_max, *later.sum);
         into.out.copy_from_slice(later.out);
         return;
     }
-    let top = into.max.max(*later.max);
+    let top = into.max.max(later_max);
     let reference = reference(top);
-    let (a, b) = (ref_math::exp2(*into.max - reference), ref_math::exp2(*later.max - reference));
+    let (a, b) = (ref_math::exp2(*into.max - reference), ref_math::exp2(later_max - reference));
     *into.max = top;
     *into.sum = into.sum.mul_add(a, *later.sum * b);
     for d in 0..into.out.len() {

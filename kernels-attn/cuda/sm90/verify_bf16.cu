@@ -1,5 +1,5 @@
 // Verification by WGMMA, bf16; the heads' sizes have files of their own.
-#include "../merge.cuh"
+#include "merge.cuh"
 
 namespace lockstep::attn {
 namespace sm90 {

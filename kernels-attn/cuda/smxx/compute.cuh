@@ -4,8 +4,8 @@
 // memory; then an eighth of the columns: O^T += V^T W^T. Two barriers a tile.
 #pragma once
 
-#include "../finish.cuh"
-#include "../softmax.cuh"
+#include "finish.cuh"
+#include "softmax.cuh"
 #include "lockstep/launch.cuh"
 #include "lockstep/mma.cuh"
 #include "rows.cuh"

@@ -2,7 +2,7 @@
 // statistics of row r are kept once in each warp, by lane r % 32.
 #pragma once
 
-#include "../softmax.cuh"
+#include "softmax.cuh"
 
 namespace lockstep::attn {
 

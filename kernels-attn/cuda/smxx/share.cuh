@@ -1,7 +1,7 @@
 // Which share a round is dealt in where its lengths decide: Share::of_round of src/grid.rs, in the same integers.
 #pragma once
 
-#include "../list.cuh"
+#include "list.cuh"
 
 namespace lockstep::attn {
 

@@ -3,8 +3,8 @@
 
 #include <cuda_bf16.h>
 
-#include "../list.cuh"
-#include "../softmax.cuh"
+#include "list.cuh"
+#include "softmax.cuh"
 #include "async.cuh"
 
 namespace lockstep::attn {

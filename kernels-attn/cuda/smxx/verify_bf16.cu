@@ -1,5 +1,5 @@
 // Verification by mma.sync, bf16; the heads' sizes have files of their own.
-#include "../merge.cuh"
+#include "merge.cuh"
 
 namespace lockstep::attn {
 template <int kD>

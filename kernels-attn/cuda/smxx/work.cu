@@ -204,7 +204,7 @@ struct Lister {
   }
 };
 
-__global__ void __launch_bounds__(kWorkThreads) list_work(const __grid_constant__ ls_attn_work_params p) {
+__global__ void __launch_bounds__(kWorkThreads, 1) list_work(const __grid_constant__ ls_attn_work_params p) {
   __shared__ WorkShared shared;
   pdl::wait();
   pdl::launch_dependents();

@@ -60,6 +60,7 @@ impl Row<'_> {
 }
 
 fn fold((max, sum, out): Part, (m, s, o): Part) -> Part {
+    let m = if s == 0.0 { f32::NEG_INFINITY } else { m };
     if sum == 0.0 {
         return (m, s, o);
     }

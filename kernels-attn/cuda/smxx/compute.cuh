@@ -93,8 +93,8 @@ class Computer {
 #pragma unroll 1  // addresses take registers, and nobody waits for them
     for (int i = 0; i < kRows; i += kAtATime) {
       const int row = i + thread.number / kElements;
-      const bool there = row < pairs;
-      const Pair pair(p_, there ? row : 0);
+      const bool there = first_pair() + row < pairs;
+      const Pair pair(p_, there ? first_pair() + row : 0);
       const int64_t head = item.kv_head * int64_t(p_.group.divisor) + pair.head;
       const auto* const from =
           queries + (int64_t(block.first_row) + pair.row) * p_.q_row_stride + head * p_.q_head_stride + element * 8;
@@ -114,12 +114,15 @@ class Computer {
     __syncwarp();  // nobody reads those of the item before
     if (thread.lane == 0) {
       const Range seen_by_all = {p_.visible().of(block.start + block.count - 1).first, block.start + 1};
-      shared_.notes[thread.warp] = {item, block, seen_by_all, block.pairs(p_)};
+      shared_.notes[thread.warp] = {item, block, seen_by_all, min(block.pairs(p_) - first_pair(), kRows)};
     }
     __syncwarp();
   }
 
   __device__ __forceinline__ const Notes& notes(const Thread& thread) const { return shared_.notes[thread.warp]; }
+
+  // Of those in the row block: more than kRows are left to several thread blocks.
+  static __device__ __forceinline__ int first_pair() { return int(blockIdx.y) * kRows; }
 
   __device__ __forceinline__ Range tiles_of_item() const { return notes(Thread()).item.tiles; }
 
@@ -215,7 +218,7 @@ class Computer {
 #pragma unroll
     for (int k = 0; k < S::kLaneRows; ++k) {
       const int row = thread.lane + 32 * k;
-      ends[k] = row < now.pairs ? now.block.start + int32_t(Pair(p_, row).row) + 1 : 0;
+      ends[k] = row < now.pairs ? now.block.start + int32_t(Pair(p_, first_pair() + row).row) + 1 : 0;
     }
     const int32_t key = first + thread.warp * 16 + thread.lane / 4;
 #pragma unroll
@@ -357,7 +360,7 @@ class Computer {
     const int32_t pairs = now.pairs, first_row = now.block.first_row;
     const int64_t first_head = now.item.kv_head * int64_t(p_.group.divisor);
     const bool whole = now.item.piece < 0;
-    const int64_t piece = int64_t(now.item.piece) * p_.block_rows;
+    const int64_t piece = int64_t(now.item.piece) * p_.block_rows + first_pair();
     float sums[S::kLaneRows];
 #pragma unroll
     for (int k = 0; k < S::kLaneRows; ++k) {
@@ -375,7 +378,7 @@ class Computer {
     for (int tile = 0; tile < S::kRowTiles; ++tile) {
       const int offset = 2 * (thread.lane % 4) + odd, number = 8 * tile + offset;
       const Divisor by(of_row(sums, tile, offset));
-      const Pair pair(p_, number);
+      const Pair pair(p_, first_pair() + number);
       const int64_t row = int64_t(first_row) + pair.row, head = first_head + pair.head;
 #pragma unroll
       for (int m = 0; m < S::kColumnTiles; ++m) {
@@ -454,7 +457,7 @@ class Computer {
   // Where a block keeps a level that has no room in registers. A thread reads what it wrote.
   __device__ __forceinline__ float* saved_at(const Thread& thread, Level level) const {
     const int64_t rows = ceil_div(p_.block_rows, 8) * 8;
-    const int64_t row = (int64_t(blockIdx.x) * 2 + level - kGroup) * rows + 2 * (thread.lane % 4);
+    const int64_t row = (int64_t(blockIdx.x) * 2 + level - kGroup) * rows + first_pair() + 2 * (thread.lane % 4);
     return p_.scratch + row * kD + thread.warp * S::kColumns + thread.lane / 4;
   }
   __device__ __forceinline__ bool has_row(const Thread& thread, int tile, int i) const {

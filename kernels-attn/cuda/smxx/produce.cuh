@@ -91,7 +91,6 @@ __device__ __forceinline__ void produce(const Params& p, Shared<kD, kRows>& shar
   const auto* const pool = static_cast<const __nv_bfloat16*>(p.pool);
   Tiles tiles(p);
   Place place;
-  static_assert(kProducers * kChunkKeys == kPieceKeys, "one chunk of a piece for each warp");
   for (Tiles::Tile tile = tiles.next(p, page_shift); tile.there;) {
     Tiles::Tile after;
 #pragma unroll 1
@@ -99,11 +98,14 @@ __device__ __forceinline__ void produce(const Params& p, Shared<kD, kRows>& shar
       const int64_t side = piece / 2 * p.kv_stride + tile.kv_head * p.head_stride;
       wait_for(shared.free[place.stage()], place.parity() ^ 1);
       const uint32_t to = ring + place.stage() * S::kPieceBytes;
-      const int key = piece % 2 * kPieceKeys + producer * kChunkKeys;  // in the tile
-      const int32_t page = __shfl_sync(0xffffffffu, tile.page, key >> page_shift);
-      const int64_t row = key & (p.page_rows - 1);
-      const __nv_bfloat16* const from = pool + page * p.page_stride + side + row * p.row_stride;
-      copy_chunk<kD>(p, to + producer * kChunkKeys * kD * 2, from, tile.first_key + key, tile.keys);
+#pragma unroll 1
+      for (int chunk = producer * kChunkKeys; chunk < kPieceKeys; chunk += kProducers * kChunkKeys) {
+        const int key = piece % 2 * kPieceKeys + chunk;  // in the tile
+        const int32_t page = __shfl_sync(0xffffffffu, tile.page, key >> page_shift);
+        const int64_t row = key & (p.page_rows - 1);
+        const __nv_bfloat16* const from = pool + page * p.page_stride + side + row * p.row_stride;
+        copy_chunk<kD>(p, to + chunk * kD * 2, from, tile.first_key + key, tile.keys);
+      }
       cp_async_arrive(shared.full[place.stage()]);
       place.move_on(stages);
       // Early enough for the page numbers, and no more than a few copies wait for the next item.

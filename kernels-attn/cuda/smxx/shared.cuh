@@ -12,15 +12,13 @@ namespace lockstep::attn {
 constexpr int kWarps = 8;       // that compute: each has 16 of a tile's keys, then an eighth of the columns
 constexpr int kProducers = 4;   // warps that copy; fewer would not give the others more registers
 constexpr int kThreads = 32 * (kWarps + kProducers);
-// Of a thread, where warps can trade them; elsewhere all have 168.
-constexpr int kComputerRegisters = 216, kProducerRegisters = 72;
 constexpr int kPieceKeys = 64;  // of a piece of the ring: half of a tile's keys or values
 constexpr int kChunkKeys = 16;  // that one warp copies in a go; no page has fewer
 constexpr int kMaxStages = 8;
 
 static_assert(kWarps * 16 == kTileKeys, "a warp's keys are a block of the sum's tree");
 
-// kRows: (row, head) pairs of a row block, filled up to a multiple of 8.
+// kRows: (row, head) pairs of a thread block, a row block's or half of them, filled up to a multiple of 8.
 template <int kD, int kRows>
 struct Shape {
   static constexpr int kRowTiles = kRows / 8;
@@ -40,7 +38,7 @@ struct Notes {
   Item item;
   RowBlock block;
   Range seen_by_all;  // keys that every row of the block sees
-  int32_t pairs;      // (row, head) pairs of it
+  int32_t pairs;      // (row, head) pairs of it that this thread block has, or fewer than one
 };
 
 // Lines of 16-byte elements are swizzled: element e of line r lies where e ^ (r % 8) would. The ring follows.

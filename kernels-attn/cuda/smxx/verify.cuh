@@ -25,14 +25,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   pdl::launch_dependents();
   const int warp = threadIdx.x / 32;
   if (warp >= kWarps) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    give_registers<kProducerRegisters>();
-#endif
     produce<kD, kRows>(p, shared, ring, stages, warp - kWarps);
   } else {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    take_registers<kComputerRegisters>();
-#endif
     Computer<kD, kRows>(p, shared, ring, stages).run();
   }
 }
@@ -52,7 +46,8 @@ int32_t launch_rows(const ls_attn_params& p, ls_stream_t stream) {
   const auto kernel = verify<kD, kRows>;
   status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (status != cudaSuccess) return int32_t(status);
-  return launch(kernel, p.blocks, kThreads, bytes, stream, p.programmatic != 0, Params(p), stages);
+  const dim3 grid(p.blocks, ceil_div(p.block_rows, kRows));
+  return launch(kernel, grid, kThreads, bytes, stream, p.programmatic != 0, Params(p), stages);
 }
 
 template <int kD>
@@ -62,8 +57,8 @@ int32_t launch_verify(const ls_attn_params& p, ls_stream_t stream) {
   if (p.block_rows <= 24) return launch_rows<kD, 24>(p, stream);
   if (p.block_rows <= 32) return launch_rows<kD, 32>(p, stream);
   if (p.block_rows <= 48) return launch_rows<kD, 48>(p, stream);
-  if (p.block_rows <= kBlockRows) return launch_rows<kD, kBlockRows>(p, stream);
-  return LS_ERR_UNSUPPORTED;
+  // More do not fit the registers: keys and values are read twice.
+  return launch_rows<kD, 32>(p, stream);
 }
 
 }  // namespace lockstep::attn

@@ -6,19 +6,12 @@ template <int kD>
 int32_t launch_verify(const ls_attn_params& p, ls_stream_t stream);
 extern template int32_t launch_verify<128>(const ls_attn_params& p, ls_stream_t stream);
 extern template int32_t launch_verify<256>(const ls_attn_params& p, ls_stream_t stream);
-
-template <int kD>
-int32_t launch_both(const ls_attn_params& p, ls_stream_t stream) {
-  const int32_t status = launch_verify<kD>(p, stream);
-  return status != LS_OK || p.max_pieces == 0 ? status : launch_merge<kD>(p, stream);
-}
 }  // namespace lockstep::attn
 
 extern "C" int32_t ls_attn_verify_smxx(const ls_attn_params* p, ls_stream_t stream) {
   using namespace lockstep::attn;
-  switch (p->head_dim) {
-    case 128: return launch_both<128>(*p, stream);
-    case 256: return launch_both<256>(*p, stream);
-    default: return LS_ERR_UNSUPPORTED;
-  }
+  int32_t status = LS_ERR_UNSUPPORTED;
+  if (p->head_dim == 128) status = launch_verify<128>(*p, stream);
+  if (p->head_dim == 256) status = launch_verify<256>(*p, stream);
+  return status != LS_OK || p->max_pieces == 0 ? status : lockstep::attn::launch_merge(*p, stream);
 }

@@ -60,8 +60,14 @@ fn tests_and_planted_faults_exist() {
     let sources = sources();
     let is_name = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
     let (mut tests, mut faults) = (0, 0);
-    let checked =
-        ["exactness.md", "caches.md", "adding-a-kernel.md", "reported-faults.md", "kernels/gdn-verify.md"];
+    let checked = [
+        "exactness.md",
+        "caches.md",
+        "adding-a-kernel.md",
+        "reported-faults.md",
+        "kernels/gdn-verify.md",
+        "kernels/attn-verify.md",
+    ];
     for (path, text) in articles().iter().filter(|(path, _)| checked.iter().any(|name| path.ends_with(name)))
     {
         for code in quoted(text) {

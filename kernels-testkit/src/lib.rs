@@ -7,6 +7,7 @@ pub mod compare;
 pub mod device;
 pub mod fixture;
 pub mod guard;
+pub mod place;
 pub mod rng;
 pub mod runner;
 #[cfg(feature = "cuda")]

@@ -1,32 +1,26 @@
 //! The backends under test, the shapes that each of them takes, and how exact its sums are.
 
 use kernels_attn::AttnBackend;
-use kernels_core::{Activation, Cpu, DType, DeviceInfo};
+use kernels_core::{Activation, Cpu, DType};
+use kernels_testkit::place;
 
-/// A backend that can say what it runs on.
-pub trait Place: AttnBackend {
-    /// Whether it takes every activation type, head size, group, page size and number of rows.
-    const GENERAL: bool;
+/// Takes every activation type, head size, group, page size and number of rows if it is general.
+pub trait Place: place::Place + AttnBackend {
     /// Roundoffs of an exponential.
     const EXP2: f64;
     /// Roundoffs of adding a tile's keys, weights or weighted values.
     const TILE: f64;
     /// Roundoffs of a score, as a share of `sum |q k|`.
     fn dot(n: usize) -> f64;
-    fn device(on: &Self::Queue) -> DeviceInfo;
 }
 
 impl Place for Cpu {
-    const GENERAL: bool = true;
     const EXP2: f64 = 3.0;
     // One rounding for each of its keys.
     const TILE: f64 = 128.0;
     fn dot(n: usize) -> f64 {
         // A lane's own, then five halvings.
         (n.div_ceil(32) + 5) as f64
-    }
-    fn device((): &()) -> DeviceInfo {
-        DeviceInfo::cpu()
     }
 }
 
@@ -37,15 +31,11 @@ const STEP: f64 = 2.0 * 18.0;
 
 #[cfg(feature = "cuda")]
 impl Place for kernels_core::Cuda {
-    const GENERAL: bool = false;
     const EXP2: f64 = 4.0;
     // Eight steps of 16 keys.
     const TILE: f64 = 8.0 * STEP;
     fn dot(n: usize) -> f64 {
         n as f64 / 16.0 * STEP
-    }
-    fn device(on: &Self::Queue) -> DeviceInfo {
-        DeviceInfo::of(on.context()).unwrap()
     }
 }
 

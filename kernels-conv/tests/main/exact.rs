@@ -1,9 +1,9 @@
 //! Equal bytes: a row is a function of its own sequence, whatever the launch looks like.
 
-use crate::world::{Chunk, Kind, Place, World, decode, for_types, parameters, problem};
+use crate::world::{Chunk, Kind, Place, World, decode, parameters, problem};
 use kernels_conv::Problem;
 use kernels_core::{Activation, PAD};
-use kernels_testkit::{compare::assert_same_bits, rng::Rng};
+use kernels_testkit::{compare::assert_same_bits, for_types, rng::Rng};
 use proptest::test_runner::{Config, TestRunner};
 use std::cell::Cell;
 

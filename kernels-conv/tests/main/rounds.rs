@@ -1,8 +1,8 @@
 //! Speculation as it happens: rounds of drafts of which a prefix is accepted.
 
-use crate::world::{Chunk, Kind, Place, World, decode, for_types, parameters, problem};
+use crate::world::{Chunk, Kind, Place, World, decode, parameters, problem};
 use kernels_core::Activation;
-use kernels_testkit::{compare::assert_same_bits, rng::Rng};
+use kernels_testkit::{compare::assert_same_bits, for_types, rng::Rng};
 
 /// Five sequences, 64 rounds and more, random drafts, random accept lengths, a third of the rounds with a
 /// prefill chunk in between: accepted rows equal plain decode, and so does the history in the ring.

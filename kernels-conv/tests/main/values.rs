@@ -1,9 +1,9 @@
 //! Right numbers: by hand, against f64 with a derived bound, and against somebody else's code.
 
-use crate::world::{Chunk, Kind, Place, World, for_types, parameters, problem};
+use crate::world::{Chunk, Kind, Place, World, parameters, problem};
 use kernels_conv::Problem;
 use kernels_core::{Activation, DType, bf16};
-use kernels_testkit::{fixture::Fixture, rng::Rng};
+use kernels_testkit::{fixture::Fixture, for_types, rng::Rng};
 
 fn small(width: usize, bias: bool, silu: bool) -> Problem {
     Problem { sequences: 1, rows: 8, channels: 8, width, slots: 1, ring_rows: 12, max_rows: 8, bias, silu }

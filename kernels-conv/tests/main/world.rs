@@ -1,46 +1,17 @@
 //! Operands of a conv, with poison wherever nothing may be read and canaries wherever nothing may be written.
 
 use kernels_conv::{Args, ConvBackend, Prefill, Problem, Verify};
-use kernels_core::{Activation, Cpu, DeviceInfo, PAD, Rows, Tensor, TensorMut, slots::Fault};
+use kernels_core::{Activation, PAD, Rows, Tensor, TensorMut, slots::Fault};
 use kernels_testkit::{
     compare::assert_same_bits,
     guard::{Guarded, poison},
+    place,
     rng::Rng,
 };
 
-/// A backend that can say what it runs on.
-pub trait Place: ConvBackend {
-    /// Whether it takes every activation type and any number of channels.
-    const GENERAL: bool;
-    fn device(on: &Self::Queue) -> DeviceInfo;
-}
-
-impl Place for Cpu {
-    const GENERAL: bool = true;
-    fn device((): &()) -> DeviceInfo {
-        DeviceInfo::cpu()
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Place for kernels_core::Cuda {
-    const GENERAL: bool = false;
-    fn device(on: &Self::Queue) -> DeviceInfo {
-        DeviceInfo::of(on.context()).unwrap()
-    }
-}
-
-/// Runs a test body for the activation types that the backend has.
-macro_rules! for_types {
-    ($backend:ident, $queue:expr, $body:ident) => {{
-        $body::<$backend, kernels_core::bf16>($queue);
-        if <$backend as crate::world::Place>::GENERAL {
-            $body::<$backend, kernels_core::f16>($queue);
-            $body::<$backend, f32>($queue);
-        }
-    }};
-}
-pub(crate) use for_types;
+/// Takes every activation type and any number of channels if it is general.
+pub trait Place: place::Place + ConvBackend {}
+impl<B: place::Place + ConvBackend> Place for B {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -2,10 +2,10 @@
 
 use crate::{
     calm,
-    world::{Case, Data, Op, Place, VOCAB, cases, for_types, run},
+    world::{Case, Data, Op, Place, VOCAB, cases, run},
 };
 use kernels_core::{Activation, bf16};
-use kernels_testkit::compare::assert_same_bits;
+use kernels_testkit::{compare::assert_same_bits, for_types};
 
 /// T rows of a launch equal T launches of one row, with poison between rows and around them.
 pub(crate) fn rows_are_single_rows<B: Place>(queue: &B::Queue) {

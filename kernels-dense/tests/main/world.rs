@@ -2,47 +2,18 @@
 //! written.
 
 use crate::calls::EPS;
-use kernels_core::{Activation, Cpu, DeviceInfo, Result, Tensor, TensorMut};
+use kernels_core::{Activation, DeviceInfo, Result, Tensor, TensorMut};
 use kernels_dense::*;
 use kernels_testkit::{
     compare::assert_same_bits,
     guard::{Guarded, poison},
+    place,
     rng::Rng,
 };
 
-/// A backend that can say what it runs on.
-pub(crate) trait Place: DenseBackend {
-    /// Whether it takes every activation type and any width.
-    const GENERAL: bool;
-    fn device(on: &Self::Queue) -> DeviceInfo;
-}
-
-impl Place for Cpu {
-    const GENERAL: bool = true;
-    fn device((): &()) -> DeviceInfo {
-        DeviceInfo::cpu()
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Place for kernels_core::Cuda {
-    const GENERAL: bool = false;
-    fn device(on: &Self::Queue) -> DeviceInfo {
-        DeviceInfo::of(on.context()).unwrap()
-    }
-}
-
-/// Runs a test body for the activation types that the backend has.
-macro_rules! for_types {
-    ($backend:ident, $queue:expr, $body:ident) => {{
-        $body::<$backend, kernels_core::bf16>($queue);
-        if <$backend as crate::world::Place>::GENERAL {
-            $body::<$backend, kernels_core::f16>($queue);
-            $body::<$backend, f32>($queue);
-        }
-    }};
-}
-pub(crate) use for_types;
+/// Takes every activation type and any width if it is general.
+pub(crate) trait Place: place::Place + DenseBackend {}
+impl<B: place::Place + DenseBackend> Place for B {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {

@@ -1,11 +1,11 @@
 //! What memory a launch touches, and that strided operands give the bits of packed ones.
 
-use crate::place::{Place, flushing, for_types, small};
+use crate::place::{Place, flushing, small};
 use crate::stream::{Launch, Stream};
 use crate::world::{World, decode, same};
 use kernels_core::Activation;
 use kernels_gdn::Problem;
-use kernels_testkit::rng::Rng;
+use kernels_testkit::{for_types, rng::Rng};
 
 /// With nothing folded the state is zero by definition: NaN in its memory is never read.
 pub fn a_fresh_slot_is_never_read<B: Place>(on: &B::Queue) {

@@ -1,10 +1,11 @@
 //! Numbers worked out by hand.
 
-use crate::place::{Place, fit, for_types};
+use crate::place::{Place, fit};
 use crate::stream::{Launch, Stream};
 use crate::world::{World, same};
 use kernels_core::{Activation, DType};
 use kernels_gdn::Problem;
+use kernels_testkit::for_types;
 
 const ONE: Problem = Problem {
     sequences: 1,

@@ -1,41 +1,12 @@
 //! The backends under test, and the sizes that each of them takes.
 
-use kernels_core::{Cpu, DeviceInfo, slots};
+use kernels_core::slots;
 use kernels_gdn::{GdnBackend, Grid, Problem};
+use kernels_testkit::place;
 
-/// A backend that can say what it runs on.
-pub trait Place: GdnBackend {
-    /// Whether it takes every activation type and head size.
-    const GENERAL: bool;
-    fn device(on: &Self::Queue) -> DeviceInfo;
-}
-
-impl Place for Cpu {
-    const GENERAL: bool = true;
-    fn device((): &()) -> DeviceInfo {
-        DeviceInfo::cpu()
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Place for kernels_core::Cuda {
-    const GENERAL: bool = false;
-    fn device(on: &Self::Queue) -> DeviceInfo {
-        DeviceInfo::of(on.context()).unwrap()
-    }
-}
-
-/// Runs a test body for the activation types that the backend has.
-macro_rules! for_types {
-    ($backend:ident, $queue:expr, $body:ident) => {{
-        $body::<$backend, kernels_core::bf16>($queue);
-        if <$backend as crate::place::Place>::GENERAL {
-            $body::<$backend, kernels_core::f16>($queue);
-            $body::<$backend, f32>($queue);
-        }
-    }};
-}
-pub(crate) use for_types;
+/// Takes every activation type and head size if it is general.
+pub trait Place: place::Place + GdnBackend {}
+impl<B: place::Place + GdnBackend> Place for B {}
 
 /// Sizes for the tests: heads that share keys, a `k_dim` that fills no whole set of accumulators, a
 /// `v_dim` that fills no whole tile.

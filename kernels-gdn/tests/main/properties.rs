@@ -1,11 +1,11 @@
 //! A row is a function of itself and of its own past, for any sizes, types and surroundings.
 
-use crate::place::{Place, SMALL, fit, flushing, for_types};
+use crate::place::{Place, SMALL, fit, flushing};
 use crate::stream::{Launch, Stream};
 use crate::world::{World, same};
 use kernels_core::Activation;
 use kernels_gdn::Problem;
-use kernels_testkit::rng::Rng;
+use kernels_testkit::{for_types, rng::Rng};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

@@ -1,12 +1,12 @@
 //! Every bad input is refused by name and value; nothing panics, nothing else is disturbed.
 
-use crate::place::{Place, SMALL, flushing, for_types, small};
+use crate::place::{Place, SMALL, flushing, small};
 use crate::stream::{Launch, Stream};
 use crate::world::{Kind, World, same};
 use kernels_core::slots::{Fault, FaultKind};
 use kernels_core::{Activation, Buffer, DeviceInfo, Error, bf16};
 use kernels_gdn::{Args, Fold, FoldArgs, Prefill, Problem, Verify, export_state, import_state};
-use kernels_testkit::rng::Rng;
+use kernels_testkit::{for_types, rng::Rng};
 
 fn texts(p: Problem, device: &DeviceInfo) -> [Option<String>; 3] {
     let text = |e: Error| e.to_string();

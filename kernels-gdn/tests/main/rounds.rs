@@ -1,10 +1,10 @@
 //! Speculative rounds of every kind against plain decoding and prefill: outputs, states, journals.
 
-use crate::place::{Place, flushing, for_types, small};
+use crate::place::{Place, flushing, small};
 use crate::stream::{Launch, Stream};
 use crate::world::{Decoded, World, decode, journal_row, same};
 use kernels_core::{Activation, slots};
-use kernels_testkit::rng::Rng;
+use kernels_testkit::{for_types, rng::Rng};
 
 const SEQUENCES: usize = 5;
 const ROUNDS: usize = 64;

@@ -80,7 +80,7 @@ pub(crate) struct Workspace {
     pub(crate) partials: usize,
     /// `[pieces, block_rows, 2]` f32
     pub(crate) stats: usize,
-    /// `[blocks, block_rows rounded up to 8, head_dim]` f32
+    /// `[blocks, 2, block_rows rounded up to 8, head_dim]` f32
     pub(crate) scratch: usize,
     pub(crate) bytes: usize,
 }

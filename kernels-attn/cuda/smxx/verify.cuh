@@ -56,8 +56,11 @@ int32_t launch_verify(const ls_attn_params& p, ls_stream_t stream) {
   if (p.block_rows <= 16) return launch_rows<kD, 16>(p, stream);
   if (p.block_rows <= 24) return launch_rows<kD, 24>(p, stream);
   if (p.block_rows <= 32) return launch_rows<kD, 32>(p, stream);
-  if (p.block_rows <= 48) return launch_rows<kD, 48>(p, stream);
-  // More do not fit the registers: keys and values are read twice.
+  if (p.block_rows <= 48) {
+    const int32_t status = launch_rows<kD, 48>(p, stream);
+    if (status != LS_ERR_UNSUPPORTED) return status;
+  }
+  // More do not fit the registers, or these not a small chip's shared memory: keys and values are read twice.
   return launch_rows<kD, 32>(p, stream);
 }
 

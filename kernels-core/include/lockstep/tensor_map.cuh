@@ -21,8 +21,12 @@ struct TensorMap {
     // Looked up where it is used: this library must load where there is no driver.
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
     if (error != cudaSuccess) return int32_t(error);
     if (found != cudaDriverEntryPointSuccess) return int32_t(cudaErrorSymbolNotFound);
     const uint32_t box[5] = {64, box_rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};

@@ -271,6 +271,14 @@ mod tests {
     }
 
     #[test]
+    fn a_part_without_a_weight_has_no_maximum() {
+        // Scores so large that every weight became 0: only the sum says that nothing is there.
+        let lost = || parts(500.0, 0.0, 0.0);
+        assert_eq!(folded(parts(1.0, 2.0, 3.0), lost()), (1.0, 2.0, 3.0));
+        assert_eq!(folded(Parts::new(1, 1), lost()), (f32::NEG_INFINITY, 0.0, 0.0));
+    }
+
+    #[test]
     fn the_sign_of_a_zero_does_not_show() {
         // An empty part follows, or does not.
         let mut alone = parts(1.0, 2.0, -0.0);

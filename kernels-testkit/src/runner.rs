@@ -82,6 +82,12 @@ impl Suite {
     }
 }
 
+/// Under a sanitizer (`LOCKSTEP_SANITIZED=1`), where a launch takes a hundred times as long, `every`; else 1. Tests of
+/// many rounds or tokens take steps of this size through them.
+pub fn stride(every: usize) -> usize {
+    if std::env::var("LOCKSTEP_SANITIZED").is_ok_and(|v| v == "1") { every } else { 1 }
+}
+
 fn missing(reason: &str) -> Result<Completion, Failed> {
     if std::env::var("LOCKSTEP_REQUIRE_GPU").is_ok_and(|v| v == "1") {
         return Err(format!("LOCKSTEP_REQUIRE_GPU=1, but {reason}").into());

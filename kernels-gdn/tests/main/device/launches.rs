@@ -7,7 +7,7 @@ use crate::place::{flushing, generic, small};
 use crate::world::{Kind, World, same};
 use kernels_core::{Backend, Cuda, Result, Rows, Tensor, TensorMut, bf16, slots};
 use kernels_gdn::{Fold, Grid, Prefill, Problem, Verify};
-use kernels_testkit::{compare::assert_same_bits, device::Device, guard::poison, rng::Rng};
+use kernels_testkit::{compare::assert_same_bits, device::Device, guard::poison, rng::Rng, runner::stride};
 use std::time::{Duration, Instant};
 
 /// One captured graph, replayed while counters, slots, offsets and inputs change on the device.
@@ -193,7 +193,7 @@ impl<'a> Chain<'a> {
 /// A chain in which each launch reads what the one before wrote: outputs, states and journals.
 pub fn overlapping_launches_wait(device: &Device) {
     // Once with room for the next launch beside the one before, once with more blocks than fit.
-    for sequences in [6, 64] {
+    for sequences in [6, 64].into_iter().step_by(stride(2)) {
         let chain = Chain::new(device, sequences);
         for grid in grids(device) {
             let want = chain.run(grid, How::Ordered);
@@ -209,29 +209,28 @@ pub fn overlapping_launches_wait(device: &Device) {
     }
 }
 
-/// Rows of the slow launch.
-const MANY: usize = 6000;
-
 /// A launch that takes long and leaves most of the chip free writes what the next one reads: its values, and
 /// the state of one of its two sequences.
 pub fn slow_producers_are_waited_for(device: &Device) {
     let on = &device.queue;
+    let many_rows = 6000 / stride(10);
     let p = flushing(Problem { max_rows: ROWS, slots: 2, ..small::<Cuda>() }, 3);
     let mut rng = Rng::new(81);
-    let inputs = Inputs::random(device, &p, MANY, &mut rng);
+    let inputs = Inputs::random(device, &p, many_rows, &mut rng);
     let integers = |x: &[i32]| Cuda::upload(on, x).unwrap();
-    let (zero, end, many) = (integers(&[0]), integers(&[MANY as i32, 0]), integers(&[0, MANY as i32]));
+    let (zero, end, many) =
+        (integers(&[0]), integers(&[many_rows as i32, 0]), integers(&[0, many_rows as i32]));
     let (one, both) = (integers(&[1]), integers(&[1, 0]));
     let offsets = integers(&[0, ROWS as i32, 2 * ROWS as i32]);
     // Slot 1 goes on where the slow launch ends, slot 0 is fresh.
-    let (none, moved) = (integers(&[0, 0]), integers(&[0, MANY as i32]));
-    let slow = Problem { sequences: 1, rows: MANY, max_rows: MANY, ..p };
+    let (none, moved) = (integers(&[0, 0]), integers(&[0, many_rows as i32]));
+    let slow = Problem { sequences: 1, rows: many_rows, max_rows: many_rows, ..p };
     let slow = Prefill::plan(slow, &device.info).unwrap();
     let quick = Problem { sequences: 2, rows: 2 * ROWS, ..p };
     let values = p.v_heads * p.v_dim;
     let run = |kind: Kind, grid: Grid, overlapping: bool| {
         let mut memory = Memory::new(device, p);
-        let nothing = vec![poison::<bf16>(); MANY * values];
+        let nothing = vec![poison::<bf16>(); many_rows * values];
         let mut produced = Cuda::upload(on, &nothing).unwrap();
         let mut out = Cuda::upload(on, &nothing[..2 * ROWS * values]).unwrap();
         Cuda::synchronize(on).unwrap();
@@ -241,8 +240,8 @@ pub fn slow_producers_are_waited_for(device: &Device) {
             start: Tensor::of(&zero, [1]),
             row_offsets: Tensor::of(&many, [2]),
         };
-        let to = TensorMut::of(&mut produced, [MANY, p.v_heads, p.v_dim]);
-        let rest = inputs.rest(&p, 0..MANY, to, Tensor::of(&none, [2]), rows);
+        let to = TensorMut::of(&mut produced, [many_rows, p.v_heads, p.v_dim]);
+        let rest = inputs.rest(&p, 0..many_rows, to, Tensor::of(&none, [2]), rows);
         slow.run(on, memory.args(rest)).unwrap();
         if !overlapping {
             Cuda::synchronize(on).unwrap();
@@ -256,7 +255,8 @@ pub fn slow_producers_are_waited_for(device: &Device) {
         };
         let to = TensorMut::of(&mut out, [2 * ROWS, p.v_heads, p.v_dim]);
         let mut rest = inputs.rest(&p, 0..2 * ROWS, to, Tensor::of(&moved, [2]), rows);
-        let tail = Tensor::<Cuda, bf16, 2>::of(&produced, [MANY, values]).rows(MANY - 2 * ROWS..MANY);
+        let tail =
+            Tensor::<Cuda, bf16, 2>::of(&produced, [many_rows, values]).rows(many_rows - 2 * ROWS..many_rows);
         rest.v = tail.heads(p.v_heads);
         match kind {
             Kind::Verify => {
@@ -276,7 +276,7 @@ pub fn slow_producers_are_waited_for(device: &Device) {
         for kind in [Kind::Verify, Kind::Prefill] {
             let want = run(kind, grid, false);
             assert!(want.0.iter().all(|x| x.is_finite()));
-            for _ in 0..3 {
+            for _ in (0..3).step_by(stride(3)) {
                 let got = run(kind, grid, true);
                 let what = format!("{kind:?}, {grid:?}");
                 assert_same_bits(&format!("outputs, {what}"), &got.0, &want.0);

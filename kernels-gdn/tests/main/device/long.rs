@@ -6,9 +6,11 @@ use crate::place::{flushing, small};
 use crate::stream::mixed_width;
 use kernels_core::{Backend, Cuda, Rows, Tensor, TensorMut, bf16, slots};
 use kernels_gdn::{Fold, Grid, Problem, Verify};
-use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng};
+use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng, runner::stride};
 
-const TOKENS: usize = 100_000;
+fn tokens() -> usize {
+    100_000 / stride(200)
+}
 
 /// A round: `rows` rows from `start`, of which `accepted` are tokens of the sequence.
 #[derive(Clone, Copy)]
@@ -26,17 +28,17 @@ pub fn a_hundred_thousand_tokens_equal_decoding(device: &Device) {
     let p = flushing(p, 3);
     let mut rng = Rng::new(90);
     let (width, heads) = (mixed_width(&p), p.v_heads);
-    let mixed: Vec<bf16> = rng.uniforms(TOKENS * width, -2.0, 2.0);
-    let [a, b]: [Vec<bf16>; 2] = [(); 2].map(|()| rng.uniforms(TOKENS * heads, -3.0, 3.0));
+    let mixed: Vec<bf16> = rng.uniforms(tokens() * width, -2.0, 2.0);
+    let [a, b]: [Vec<bf16>; 2] = [(); 2].map(|()| rng.uniforms(tokens() * heads, -3.0, 3.0));
 
     let single = flushing(Problem { max_rows: 1, ..p }, 0);
     // Every token is folded by the launch after its own.
-    let singles: Vec<Round> = (0..TOKENS)
+    let singles: Vec<Round> = (0..tokens())
         .map(|start| Round { start, folded: start.saturating_sub(1), rows: 1, accepted: 1 })
         .collect();
     let inputs = Inputs::upload(device, &p, &mixed, &a, &b);
     let generic = Grid::Generic { tile: 16 };
-    let want = play(device, single, generic, &inputs, &singles, TOKENS - 1);
+    let want = play(device, single, generic, &inputs, &singles, tokens() - 1);
     assert!(want.0.iter().all(|x| x.is_finite()));
 
     let (rounds, folded) = random_rounds(&p, &mut rng);
@@ -45,8 +47,8 @@ pub fn a_hundred_thousand_tokens_equal_decoding(device: &Device) {
         for round in &rounds {
             for i in 0..round.rows {
                 // A rejected row is a token from elsewhere.
-                let token = round.start + i + if i < round.accepted { 0 } else { TOKENS / 2 };
-                rows.extend_from_slice(&x[token % TOKENS * width..][..width]);
+                let token = round.start + i + if i < round.accepted { 0 } else { tokens() / 2 };
+                rows.extend_from_slice(&x[token % tokens() * width..][..width]);
             }
         }
         rows
@@ -63,8 +65,8 @@ pub fn a_hundred_thousand_tokens_equal_decoding(device: &Device) {
 fn random_rounds(p: &Problem, rng: &mut Rng) -> (Vec<Round>, usize) {
     let (mut rounds, mut start, mut folded) = (vec![], 0, 0);
     let (mut drafted, mut rejected, mut stored, mut retained, mut wrapped) = (0, 0, 0, 0, 0);
-    while start < TOKENS {
-        let rows = (1 + rng.below(p.max_rows)).min(TOKENS - start);
+    while start < tokens() {
+        let rows = (1 + rng.below(p.max_rows)).min(tokens() - start);
         let accepted = if rng.below(3) == 0 { rows } else { 1 + rng.below(rows) };
         rounds.push(Round { start, folded, rows, accepted });
         drafted += rows - 1;
@@ -79,7 +81,7 @@ fn random_rounds(p: &Problem, rng: &mut Rng) -> (Vec<Round>, usize) {
         start += accepted;
     }
     for count in [drafted, rejected, stored, retained, wrapped] {
-        assert!(count > TOKENS / 100, "{:?}", [drafted, rejected, stored, retained, wrapped]);
+        assert!(count > tokens() / 100, "{:?}", [drafted, rejected, stored, retained, wrapped]);
     }
     (rounds, folded)
 }
@@ -128,12 +130,12 @@ fn play(
         first = here.end;
     }
     assert_eq!(first, inputs.rows);
-    let [folded, committed] = [folded_at_the_end, TOKENS].map(|n| Cuda::upload(on, &[n as i32]).unwrap());
+    let [folded, committed] = [folded_at_the_end, tokens()].map(|n| Cuda::upload(on, &[n as i32]).unwrap());
     let fold = Fold::plan(p, &device.info).unwrap();
     fold.run(on, memory.fold_args(&folded, &committed, Tensor::of(&slots, [1]))).unwrap();
 
     let all = Cuda::read(on, &out, 0..inputs.rows * values).unwrap();
-    let (mut accepted, mut first) = (Vec::with_capacity(TOKENS * values), 0);
+    let (mut accepted, mut first) = (Vec::with_capacity(tokens() * values), 0);
     for round in rounds {
         accepted.extend_from_slice(&all[first * values..][..round.accepted * values]);
         first += round.rows;

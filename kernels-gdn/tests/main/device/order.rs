@@ -9,7 +9,7 @@ use crate::world::{Kind, World, same};
 use cudarc::driver::{CudaEvent, CudaStream};
 use kernels_core::{Backend, Cuda, Rows, Tensor, TensorMut, bf16};
 use kernels_gdn::{Grid, Problem, Verify};
-use kernels_testkit::{device::Device, rng::Rng};
+use kernels_testkit::{device::Device, rng::Rng, runner::stride};
 use std::sync::Arc;
 
 const ROUNDS: usize = 4;
@@ -47,7 +47,7 @@ pub fn blocks_may_meet_states_in_any_order(device: &Device) {
     let mut load = Load::new(device);
     let (mut busy, mut beside) = (0, 0);
     for grid in grids(device) {
-        for first in 0..orders.len() {
+        for first in (0..orders.len()).step_by(stride(5)) {
             let order = |round: usize| &orders[(first + round) % orders.len()];
             for loaded in [false, true] {
                 let got = play(device, p, grid, &rounds, order, loaded.then_some(&mut load));
@@ -60,7 +60,7 @@ pub fn blocks_may_meet_states_in_any_order(device: &Device) {
         }
     }
     // A sanitizer runs one launch at a time, so that nothing can be beside another.
-    let alone = busy == 0 || std::env::var("LOCKSTEP_SANITIZED").is_ok_and(|v| v == "1");
+    let alone = busy == 0 || stride(2) == 2;
     assert!(beside > 0 || alone, "the other stream was always done first");
 }
 

@@ -1,4 +1,4 @@
-// The last step of a row: the division by its sum, and the gate.
+// The last step of rows: the division by their sums, and the gate.
 #pragma once
 
 #include "list.cuh"
@@ -30,23 +30,63 @@ struct Divisor {
   }
 };
 
-// Writes elements `column` and `column + 1` of a row's query head.
-__device__ __forceinline__ void write_out(const Params& p, int64_t row, int64_t head, int32_t column, float2 out,
-                                          const Divisor& by) {
-  float x = 0.0f, y = 0.0f;
-  if (by.sum != 0.0f) {
+// The transposed matrix of 8x8 16-bit elements, of one that a warp holds as ldmatrix would have given it.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+// A fragment: what a lane has of eight rows and sixteen columns behind a matrix product. Rows 2 t and 2 t + 1 of column
+// g, then of column g + 8, where g = lane / 4 and t = lane % 4. Results that wait in memory lie in this order,
+// [eight, sixteen, lane]: whoever reads them works on fragments too.
+template <int kD>
+__device__ __forceinline__ float4* fragment_at(float* of, int eight, int sixteen, int lane) {
+  return reinterpret_cast<float4*>(of) + ((eight * (kD / 16) + sixteen) * 32 + lane);
+}
+
+// Writes eight rows of a row block, those from row 8 * `eight` on, by a whole warp.
+class Finisher {
+ public:
+  __device__ __forceinline__ Finisher(const Params& p, int64_t first_row, int pairs, int32_t kv_head, int eight)
+      : gated_(p.gate != nullptr) {
+    const int lane = threadIdx.x % 32, number = eight * 8 + lane / 4, column = lane % 4 * 2;
+    there_ = number < pairs;
+    const Pair pair(p, there_ ? number : 0);
+    const int64_t row = first_row + pair.row, head = kv_head * int64_t(p.group.divisor) + pair.head;
+    out_ = static_cast<__nv_bfloat16*>(p.out) + row * p.out_row_stride + head * p.out_head_stride + column;
+    gate_ = static_cast<const __nv_bfloat16*>(p.gate) + row * p.gate_row_stride + head * p.gate_head_stride + column;
+  }
+
+  // A fragment, of whose two rows `by` has the sums.
+  __device__ __forceinline__ void write(int sixteen, const float4& x, const Divisor (&by)[2]) const {
+    const int at = sixteen * 16;
     // Plus zero: the sign of a zero depends on which tiles without a visible key were worked on.
-    x = by.divide(__fadd_rn(out.x, 0.0f)), y = by.divide(__fadd_rn(out.y, 0.0f));
-    if (p.gate != nullptr) {
-      const auto* const gate = static_cast<const __nv_bfloat16*>(p.gate) + row * p.gate_row_stride;
-      const uint32_t both = *reinterpret_cast<const uint32_t*>(gate + head * p.gate_head_stride + column);
-      x = __fmul_rn(x, sigmoid(__uint_as_float(both << 16)));
-      y = __fmul_rn(y, sigmoid(__uint_as_float(both & 0xffff0000u)));
+    float y[4] = {by[0].divide(__fadd_rn(x.x, 0.0f)), by[1].divide(__fadd_rn(x.y, 0.0f)),
+                  by[0].divide(__fadd_rn(x.z, 0.0f)), by[1].divide(__fadd_rn(x.w, 0.0f))};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* const two = &y[2 * half];
+      if (gated_) {
+        // Lanes have other elements of the gate than of the fragment.
+        const uint32_t gate =
+            movmatrix_trans(there_ ? *reinterpret_cast<const uint32_t*>(gate_ + at + 8 * half) : 0u);
+        two[0] = __fmul_rn(two[0], sigmoid(__uint_as_float(gate << 16)));
+        two[1] = __fmul_rn(two[1], sigmoid(__uint_as_float(gate & 0xffff0000u)));
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) two[i] = by[i].sum != 0.0f ? two[i] : 0.0f;
+      const uint32_t out = movmatrix_trans(pack_bf16(two[0], two[1]));
+      if (there_) *reinterpret_cast<uint32_t*>(out_ + at + 8 * half) = out;
     }
   }
-  auto* const to = static_cast<__nv_bfloat16*>(p.out) + row * p.out_row_stride + head * p.out_head_stride + column;
-  *reinterpret_cast<uint32_t*>(to) = pack_bf16(x, y);
-}
+
+ private:
+  const bool gated_;
+  bool there_;  // the row that the lane writes
+  __nv_bfloat16* out_;
+  const __nv_bfloat16* gate_;
+};
 
 // Zeros in the rows of an item without tiles, by `threads` threads.
 template <int kD>

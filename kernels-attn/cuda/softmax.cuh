@@ -37,12 +37,9 @@ struct Stats {
   float max = -INFINITY, sum = 0.0f;
 
   __device__ __forceinline__ Factors fold(const Stats& later) {
-    // A part without a weight counts as one without a key, as it does for who tells the two by the maximum.
+    // A part without a weight counts as one without a key, as it does for who tells the two by the maximum. Nothing
+    // before it: -inf, so the factors come out as 0 and 1.
     const float part_max = later.sum == 0.0f ? -INFINITY : later.max;
-    if (sum == 0.0f) {
-      *this = {part_max, later.sum};
-      return {0.0f, 1.0f};
-    }
     const float top = fmaxf(max, part_max), r = reference(top);
     const Factors factors = {exp2_approx(__fadd_rn(max, -r)), exp2_approx(__fadd_rn(part_max, -r))};
     max = top;

@@ -93,9 +93,10 @@ typedef struct ls_attn_work_params {
 typedef struct ls_attn_params {
   void* out;              /* [rows, q_heads, head_dim]   bf16                                            */
   const int32_t* work;    /* [work]                                                                      */
-  float* partials;        /* [max_pieces, block_rows, head_dim]  O of a piece; anything before and after */
+  float* partials;        /* [max_pieces, block_rows, head_dim]  O of a piece, in fragments (finish.cuh);
+                           * anything before and after                                                   */
   float* stats;           /* [max_pieces, block_rows, 2] its maximum and sum; anything before and after  */
-  float* scratch;         /* [blocks, 2, block_rows rounded up to 8, head_dim]  anything before, after   */
+  float* scratch;         /* [blocks, 2, block_rows, head_dim]   anything before, between and after      */
   const void* q;          /* [rows, q_heads, head_dim]   bf16, normed and rotated                        */
   const void* gate;       /* [rows, q_heads, head_dim]   bf16, or null                                   */
   const void* pool;       /* [pages, 2, kv_heads, page_rows, head_dim] bf16                              */
@@ -122,7 +123,7 @@ typedef struct ls_attn_params {
   int32_t first_key;
   int32_t window;         /* keys that a row sees at most; INT32_MAX: all                                */
   int32_t leaf_tiles;     /* of a leaf: a function of kv_heads                                           */
-  int32_t block_rows;     /* rows and heads of a row block, at most                                      */
+  int32_t block_rows;     /* rows and heads of a row block, at most, rounded up to 8                     */
   int32_t blocks;         /* thread blocks that share the list                                           */
   int32_t max_pieces;     /* 0: no piece can be on the list                                              */
   int32_t programmatic;   /* 1: may begin while the preceding kernel still runs                          */

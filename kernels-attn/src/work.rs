@@ -119,7 +119,7 @@ pub(crate) enum Entry {
 /// sees none. Where there are no rows there is no item. A sequence without items to merge has no pieces and
 /// first piece 0; one that does not attend has four zeros.
 pub(crate) fn list(p: &Problem, deal: &Deal, entries: &[Entry], unowned: Range<usize>, words: &mut [i32]) {
-    let share = share(p, deal, entries, &unowned);
+    let share = share(p, deal, entries);
     let (head, rest) = words.split_at_mut(HEAD);
     let (numbers, items) = rest.split_at_mut(p.sequences * ENTRY);
     let mut lister = Lister { p, deal, share, words: items, items: 0, pieces: 0 };
@@ -137,20 +137,16 @@ fn tiles(p: &Problem, start: usize, rows: usize) -> Range<usize> {
 }
 
 /// The share of this round.
-fn share(p: &Problem, deal: &Deal, entries: &[Entry], unowned: &Range<usize>) -> Share {
+fn share(p: &Problem, deal: &Deal, entries: &[Entry]) -> Share {
     if deal.share != Share::ByLengths {
         return deal.share;
     }
     let mut round = Round::new(deal.leaf_tiles);
-    let zeros = |rows: &Range<usize>| if rows.is_empty() { 0 } else { p.kv_heads as u64 };
-    round.zeros += zeros(unowned);
     for entry in entries {
-        match entry {
-            Entry::Zeros(rows) => round.zeros += zeros(rows),
-            Entry::Attends { start, rows, .. } => match tiles(p, *start, rows.len()) {
-                none if none.is_empty() => round.zeros += zeros(rows),
-                tiles => round.add(p.kv_heads * rows.len().div_ceil(deal.block_positions), &tiles),
-            },
+        let Entry::Attends { start, rows, .. } = entry else { continue };
+        let tiles = tiles(p, *start, rows.len());
+        if !tiles.is_empty() {
+            round.add(p.kv_heads * rows.len().div_ceil(deal.block_positions), &tiles);
         }
     }
     Share::of_round(&round, deal.blocks as u64, deal.pieces as u64, deal.block_rows as u64)
@@ -333,9 +329,9 @@ mod tests {
         assert_eq!((head, sequences[0]), (vec![5, 0, 3], [0, 0, 3, 21]));
         assert_eq!(items[..2], [long(1, 3, 21, -1), long(0, 3, 21, -1)]);
         assert_eq!(items[2..], [zeros[0], short, zeros[1]]);
-        // All 39 items at a time, or few.
+        // All 39 items at a time, or one.
         assert_eq!(of(Share::ByLengths, 39).0, [39, 36, 1]);
-        assert_eq!(of(Share::ByLengths, 3).0, [7, 4, 2]);
+        assert_eq!(of(Share::ByLengths, 1).0, [5, 0, 3]);
     }
 
     #[test]

@@ -104,9 +104,12 @@ struct Consumer {
     both();
   }
 
-  // Begins the scores of this warpgroup's 64 keys, once they are there.
-  __device__ __forceinline__ void begin_scores(Scores& s, At keys) const {
-    shared.full[keys.stage].wait(keys.parity);
+  __device__ __forceinline__ void wait_for(At piece) const { shared.full[piece.stage].wait(piece.parity); }
+
+  // Begins the scores of this warpgroup's 64 keys, of the two pieces at `tile`, once they are there.
+  __device__ __forceinline__ void begin_scores(Scores& s, At tile) const {
+    const At keys = tile.after(group);
+    wait_for(keys);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = 0.0f;
     wgmma_pin(s);
@@ -119,6 +122,11 @@ struct Consumer {
                                       b.at(column * (kN * kRowBytes) + bytes));
     }
     wgmma_commit_group();
+  }
+  __device__ __forceinline__ void end_scores(Scores& s, At tile) const {
+    wgmma_wait_group<0>();
+    wgmma_pin(s);
+    release(tile), release(tile.after(1));
   }
 
   __device__ __forceinline__ void mask(Scores& s, int tile) const {
@@ -296,25 +304,22 @@ struct Consumer {
       if (group == 0) shared.top[turn][thread] = kNoScore;
     }
     fresh = false;
-    const At keys = at;
-    if constexpr (kMore && kOverlaps) begin_scores(next, at.after(group));
+    if constexpr (kMore && kOverlaps) begin_scores(next, at);
     raise(o, of);
     float sum[kOwn];
     weigh(s, sum);
     if constexpr (!kOverlaps) store_sums(sum);
     fence_before_bulk();
-    if constexpr (kMore && !kOverlaps) begin_scores(s, at.after(group));
     if constexpr (kMore) {
+      if constexpr (!kOverlaps) begin_scores(s, at);
+      end_scores(kOverlaps ? next : s, at);
       at.advance(2);
-      wgmma_wait_group<0>();
-      wgmma_pin(kOverlaps ? next : s);
-      release(keys), release(keys.after(1));
     }
     both();
     const At first = at, second = at.after(1);
     at.advance(2);
-    shared.full[first.stage].wait(first.parity);
-    shared.full[second.stage].wait(second.parity);
+    wait_for(first);
+    wait_for(second);
     if (first_key < seen.first || first_key + kTileKeys > seen.end) {
       clear_values(seen, first_key, first);
       clear_values(seen, first_key + kPieceKeys, second);
@@ -354,12 +359,16 @@ struct Consumer {
     own();
   }
 
+  // Where a thread's fragments of a level lie between two steps: nobody else reads them.
+  __device__ __forceinline__ float* waiting() const { return p.scratch + int64_t(blockIdx.x) * p.block_rows * kD; }
+  __device__ __forceinline__ float4* fragment(float* of, int eight, int part) const {
+    return fragment_at<kD>(of, eight, (group * kParts + part) * 4 + warp, lane);
+  }
+
   // A group is complete: into the item's result, which waits in memory for the last one.
   __device__ __forceinline__ void end_group(Outputs& o, bool first, bool last) {
     if (first && last) return;
-    const int eights = ceil_div(p.block_rows, 8);
-    auto* const waiting = reinterpret_cast<float4*>(p.scratch + int64_t(blockIdx.x) * eights * 8 * kD) +
-                          (threadIdx.x - kWarpgroup);
+    const int eights = p.block_rows / 8;
     if (first) {
       total = whole;
     } else if (thread < kN) {
@@ -367,70 +376,80 @@ struct Consumer {
       shared.factors[group][thread] = make_float2(f.before, f.part);
     }
     own();
+    // Loads of some eights do not wait for each other; there are no registers for all.
+    constexpr int kChunk = kEights < 3 ? kEights : kOverlaps ? 3 : 2;
 #pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-      if (j >= eights) break;
+    for (int begin = 0; begin < kEights; begin += kChunk) {
+      if (begin >= eights) break;
+      float4 before[kChunk][kParts];
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        float4& old = waiting[(j * kParts + part) * kConsumers];
-        float* const x = &o[part][4 * j];
-        if (!first) {
-          const float before[4] = {old.x, old.y, old.z, old.w};
+      for (int j = begin; j < min(begin + kChunk, kEights); ++j) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float2 f = shared.factors[group][row_of(2 * j + i % 2)];
-            x[i] = Factors{f.x, f.y}.apply(before[i], x[i]);
-          }
+        for (int part = 0; part < kParts; ++part) {
+          if (!first && j < eights) before[j - begin][part] = *fragment(waiting(), j, part);
         }
-        if (!last) old = make_float4(x[0], x[1], x[2], x[3]);
+      }
+#pragma unroll
+      for (int j = begin; j < min(begin + kChunk, kEights); ++j) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          float* const x = &o[part][4 * j];
+          const float4 old = before[j - begin][part];
+          if (!first) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float2 f = shared.factors[group][row_of(2 * j + i % 2)];
+              x[i] = Factors{f.x, f.y}.apply(i == 0 ? old.x : i == 1 ? old.y : i == 2 ? old.z : old.w, x[i]);
+            }
+          }
+          if (!last && j < eights) *fragment(waiting(), j, part) = make_float4(x[0], x[1], x[2], x[3]);
+        }
       }
     }
     if (last) whole = total;
     own();
   }
 
-  // The item's result: a piece for the merge, or finished rows. By way of shared memory, where the item's queries are no
-  // longer needed: accumulators can't be indexed in a loop, and the code of every step would be fetched anew each time.
+  // The item's result: a piece for the merge, or finished rows. Those go by way of memory: accumulators can't be indexed
+  // in a loop, and the code of every step would be fetched anew each time.
   __device__ __forceinline__ void store(const Outputs& o, const Item& item, const RowBlock& block) const {
-    static_assert(sizeof shared.queries + sizeof shared.weights >= 2 * kN * 64 * sizeof(float), "room");
-    float* const stage = reinterpret_cast<float*>(shared.queries) + group * (kN * 64);
-    // Each row begins in other banks.
-    const auto staged = [&](int row, int column) { return stage + row * 64 + (column + 4 * row) % 64; };
-    const int pairs = block.pairs(p);
+    const int pairs = block.pairs(p), eights = ceil_div(pairs, 8);
+    const bool piece = item.piece >= 0;
+    float* const to = piece ? p.partials + int64_t(item.piece) * p.block_rows * kD : waiting();
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      if (j >= eights) break;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const float* const x = &o[part][4 * j];
+        *fragment(to, j, part) = make_float4(x[0], x[1], x[2], x[3]);
+      }
+    }
+    if (piece) {
+      auto* const stats = reinterpret_cast<float2*>(p.stats) + int64_t(item.piece) * p.block_rows;
+      if (group == 0 && thread < 8 * eights) stats[thread] = make_float2(whole.max, whole.sum);
+      return;
+    }
     if (thread < kN) shared.factors[group][thread].x = whole.sum;
-    if (item.piece >= 0 && group == 0 && thread < pairs) {
-      const int64_t at = int64_t(item.piece) * p.block_rows + thread;
-      reinterpret_cast<float2*>(p.stats)[at] = make_float2(whole.max, whole.sum);
-    }
-    both();  // nobody reads weights or queries any more
+    own();
+    // The next eight rows are on their way while these are written.
+    float4 next[kParts];
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          *staged(row_of(i), warp * 16 + g + 8 * half) = o[part][place(i, half)];
-        }
-      }
-      own();
-      const int column = (group * kParts + part) * 64 + lane * 2;
+    for (int part = 0; part < kParts; ++part) next[part] = *fragment(to, 0, part);
 #pragma unroll 1
-      for (int number = warp; number < pairs; number += kWarpgroup / 32) {
-        const float2 x = *reinterpret_cast<const float2*>(staged(number, lane * 2));
-        if (item.piece >= 0) {
-          const int64_t at = int64_t(item.piece) * p.block_rows + number;
-          *reinterpret_cast<float2*>(p.partials + at * kD + column) = x;
-        } else {
-          const Pair pair(p, number);
-          const int64_t row = block.first_row + int32_t(pair.row);
-          const int64_t head = item.kv_head * int32_t(p.group.divisor) + int32_t(pair.head);
-          write_out(p, row, head, column, x, Divisor(shared.factors[group][number].x));
-        }
+    for (int j = 0; j < eights; ++j) {
+      const Finisher rows(p, block.first_row, pairs, item.kv_head, j);
+      const Divisor by[2] = {Divisor(shared.factors[group][8 * j + 2 * t].x),
+                             Divisor(shared.factors[group][8 * j + 2 * t + 1].x)};
+      float4 x[kParts];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        x[part] = next[part];
+        if (j + 1 < eights) next[part] = *fragment(to, j + 1, part);
       }
-      own();
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) rows.write((group * kParts + part) * 4 + warp, x[part], by);
     }
-    fence_before_bulk();
-    both();
   }
 
   __device__ __forceinline__ void attend(const Item& item, const RowBlock& block) {
@@ -441,10 +460,8 @@ struct Consumer {
     };
     Scores s, next;
     Outputs o, into;
-    begin_scores(s, at.after(group));
-    wgmma_wait_group<0>();
-    wgmma_pin(s);
-    release(at), release(at.after(1));
+    begin_scores(s, at);
+    end_scores(s, at);
     at.advance(2);
     begin_leaf(o);
     clear(into);
@@ -461,13 +478,14 @@ struct Consumer {
       }
       if (more && (tile + 1) % p.leaf_tiles != 0) continue;
       end_leaf(into, o);
+      if (!more || (tile + 1) % kGroupTiles == 0) {
+        end_group(into, first_group, !more);
+        if (!more) break;
+        clear(into);
+        whole = Stats{};
+        first_group = false;
+      }
       begin_leaf(o);
-      if (more && (tile + 1) % kGroupTiles != 0) continue;
-      end_group(into, first_group, !more);
-      if (!more) break;
-      clear(into);
-      whole = Stats{};
-      first_group = false;
     }
     store(into, item, block);
   }

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads, 1) verify(const Params p, const __gr
   if (threadIdx.x < kWarpgroup) {
     give_registers<40>();
     // A prefill's row blocks read the same keys.
-    const bool once = p.work[2] != LS_ATTN_SHARE_SEQUENCE;
+    const bool once = p.rows.max_rows <= p.block_positions;
     if (threadIdx.x < 32) Producer<kD, kN>(p, map, shared, once ? policy_read_once() : policy_read_again()).run();
   } else {
     take_registers<232>();

@@ -22,13 +22,6 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t at)
                : "r"(at));
 }
 
-// The transposed matrix of one that a warp holds as ldmatrix would have given it.
-__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
-  uint32_t y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
-
 __device__ __forceinline__ void st_shared(uint32_t at, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }

@@ -358,42 +358,34 @@ class Computer {
     const Thread thread;
     const Notes& now = notes(thread);
     const int32_t pairs = now.pairs, first_row = now.block.first_row;
-    const int64_t first_head = now.item.kv_head * int64_t(p_.group.divisor);
     const bool whole = now.item.piece < 0;
-    const int64_t piece = int64_t(now.item.piece) * p_.block_rows + first_pair();
+    const int64_t piece = int64_t(now.item.piece) * p_.block_rows;
+    float* const partials = p_.partials + piece * kD;
     float sums[S::kLaneRows];
 #pragma unroll
     for (int k = 0; k < S::kLaneRows; ++k) {
       const int row = thread.lane + 32 * k;
       const Stats stats = load_stats(thread, kLeaf, k);
       sums[k] = stats.sum;
-      if (!whole && thread.warp == 0 && row < pairs) {
-        reinterpret_cast<float2*>(p_.stats)[piece + row] = make_float2(stats.max, stats.sum);
+      if (!whole && thread.warp == 0 && row < ceil_div(pairs, 8) * 8) {
+        reinterpret_cast<float2*>(p_.stats)[piece + first_pair() + row] = make_float2(stats.max, stats.sum);
       }
     }
-    // Lanes of neighbouring columns exchange halves, so that each has two columns of one row.
-    const bool odd = thread.lane / 4 % 2 != 0;
-    const int column = thread.warp * S::kColumns + thread.lane / 8 * 2;
+    const int eight = first_pair() / 8, sixteen = thread.warp * S::kColumnTiles;
 #pragma unroll
     for (int tile = 0; tile < S::kRowTiles; ++tile) {
-      const int offset = 2 * (thread.lane % 4) + odd, number = 8 * tile + offset;
-      const Divisor by(of_row(sums, tile, offset));
-      const Pair pair(p_, first_pair() + number);
-      const int64_t row = int64_t(first_row) + pair.row, head = first_head + pair.head;
+      const int offset = 2 * (thread.lane % 4);
+      const Divisor by[2] = {Divisor(of_row(sums, tile, offset)), Divisor(of_row(sums, tile, offset + 1))};
+      if (8 * tile >= pairs) continue;
+      const Finisher rows(p_, first_row, first_pair() + pairs, now.item.kv_head, eight + tile);
 #pragma unroll
       for (int m = 0; m < S::kColumnTiles; ++m) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float even_row = leaf_[m][tile][2 * h], odd_row = leaf_[m][tile][2 * h + 1];
-          const float other = __shfl_xor_sync(kAllLanes, odd ? even_row : odd_row, 4);
-          const float2 both = odd ? make_float2(other, odd_row) : make_float2(even_row, other);
-          const int at = column + 16 * m + 8 * h;
-          if (number >= pairs) continue;
-          if (whole) {
-            write_out(p_, row, head, at, both, by);
-          } else {
-            *reinterpret_cast<float2*>(p_.partials + (piece + number) * kD + at) = both;
-          }
+        const float* const x = leaf_[m][tile];
+        const float4 fragment = make_float4(x[0], x[1], x[2], x[3]);
+        if (whole) {
+          rows.write(sixteen + m, fragment, by);
+        } else {
+          *fragment_at<kD>(partials, eight + tile, sixteen + m, thread.lane) = fragment;
         }
       }
     }
@@ -456,8 +448,7 @@ class Computer {
 
   // Where a block keeps a level that has no room in registers. A thread reads what it wrote.
   __device__ __forceinline__ float* saved_at(const Thread& thread, Level level) const {
-    const int64_t rows = ceil_div(p_.block_rows, 8) * 8;
-    const int64_t row = (int64_t(blockIdx.x) * 2 + level - kGroup) * rows + first_pair() + 2 * (thread.lane % 4);
+    const int64_t row = (int64_t(blockIdx.x) * 2 + level - kGroup) * p_.block_rows + first_pair() + 2 * (thread.lane % 4);
     return p_.scratch + row * kD + thread.warp * S::kColumns + thread.lane / 4;
   }
   __device__ __forceinline__ bool has_row(const Thread& thread, int tile, int i) const {

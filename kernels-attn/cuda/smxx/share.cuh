@@ -5,40 +5,50 @@
 
 namespace lockstep::attn {
 
-constexpr int kCutShares = 2;  // groups, leaves: those with the fewest pieces first
+constexpr int kShares = 3;  // those with the fewest pieces first
 
-__host__ __device__ constexpr int32_t cut_share(int i) { return i == 0 ? LS_ATTN_SHARE_GROUP : LS_ATTN_SHARE_LEAF; }
+__host__ __device__ constexpr int32_t share_at(int i) {
+  return i == 0 ? LS_ATTN_SHARE_SEQUENCE : i == 1 ? LS_ATTN_SHARE_GROUP : LS_ATTN_SHARE_LEAF;
+}
 
 // What is to be done in a round.
 struct Round {
-  unsigned long long longest;             // tiles of the longest sequence
-  unsigned long long tiles;               // of all sequences, K/V heads and row blocks
-  unsigned long long zeros;               // items that write zeros
-  unsigned long long items[kCutShares];   // of all other sequences: K/V heads, row blocks and cuts
-  unsigned long long pieces[kCutShares];  // those of them that are one of several of their row block
+  unsigned long long longest;          // tiles of the longest sequence
+  unsigned long long tiles;            // of all sequences, K/V heads and row blocks
+  unsigned long long items[kShares];   // that have tiles: K/V heads, row blocks and cuts
+  unsigned long long pieces[kShares];  // those of them that are one of several of their row block
 };
 
-// Tiles cut at multiples of `unit`.
-__device__ __forceinline__ int32_t cuts_of(Range tiles, int32_t unit) {
+// Cuts of tiles: 1 where one thread block has them all.
+__device__ __forceinline__ int32_t cuts_of(Range tiles, int32_t share, int32_t leaf_tiles) {
+  if (share == LS_ATTN_SHARE_SEQUENCE) return 1;
+  const int32_t unit = tiles_of_share(share, leaf_tiles);
   return (tiles.end + unit - 1) / unit - tiles.first / unit;
 }
 
-// The one that is done first: bound by the longest run of items, taken to consist of row blocks of the longest sequence,
-// or by memory. A piece costs what its partial result adds in bytes written and read.
+// The one that is done first, by nanoseconds of an H200.
 __device__ inline int32_t share_of_round(const Round& round, int32_t leaf_tiles, uint64_t blocks, uint64_t max_pieces,
                                          uint64_t block_rows) {
+  constexpr uint64_t kTileStreamed = 3850, kTile = 1400, kTileRow = 37;
+  constexpr uint64_t kMerge = 2500, kMergePiece = 100, kMergedRow = 3;
+  const auto most = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
+  const uint64_t alone = kTile + kTileRow * block_rows;
   int32_t chosen = LS_ATTN_SHARE_SEQUENCE;
-  uint64_t least = 0;
-  for (int i = 0; i < kCutShares; ++i) {
-    if (round.pieces[i] > max_pieces) continue;
-    const uint64_t unit = tiles_of_share(cut_share(i), leaf_tiles), longest = round.longest;
-    const uint64_t turns = (round.zeros + round.items[i] + blocks - 1) / blocks;
-    const uint64_t cuts = longest > unit ? (longest + unit - 1) / unit : 1;
-    const uint64_t rest = turns % cuts * unit;
-    const uint64_t run = 2 * (turns / cuts * longest + (rest < longest ? rest : longest));
-    const uint64_t memory = (7 * round.tiles + blocks - 1) / blocks;
-    const uint64_t cost = 32 * (run > memory ? run : memory) + (round.pieces[i] > 0 ? turns * block_rows : 0);
-    if (chosen == LS_ATTN_SHARE_SEQUENCE || cost < least) chosen = cut_share(i), least = cost;
+  uint64_t least = UINT64_MAX;
+  for (int i = 0; i < kShares; ++i) {
+    const int32_t share = share_at(i);
+    const uint64_t items = round.items[i], pieces = round.pieces[i];
+    if (pieces > max_pieces) continue;
+    uint64_t whole = round.longest;
+    if (share != LS_ATTN_SHARE_SEQUENCE) whole = min(whole, uint64_t(tiles_of_share(share, leaf_tiles)));
+    const uint64_t turns = items / blocks, last = items % blocks;
+    uint64_t cost = most(kTileStreamed, alone) * round.tiles / most(items, 1) * turns;
+    if (last > 0) cost += most(kTileStreamed * last / blocks, alone) * whole;
+    cost = most(cost, alone * whole);
+    if (pieces > 0) {
+      cost += kMerge + kMergePiece * pieces / round.items[0] + block_rows * (pieces + kMergedRow * round.items[0]);
+    }
+    if (cost < least) chosen = share, least = cost;
   }
   return chosen;
 }

@@ -92,24 +92,20 @@ struct Lister {
   // Adds a sequence to the round.
   __device__ __forceinline__ void count(const Task& task) {
     Round& round = shared.round;
-    if (task.tiles.empty()) {
-      if (task.rows > 0) atomicAdd(&round.zeros, p.kv_heads);
-      return;
-    }
+    if (task.tiles.empty()) return;
     const int32_t tiles = task.tiles.end - task.tiles.first;
     atomicMax(&round.longest, tiles);
     atomicAdd(&round.tiles, uint64_t(p.kv_heads) * row_blocks(task) * tiles);
-    for (int i = 0; i < kCutShares; ++i) {
-      const int32_t cuts = cuts_of(task.tiles, tiles_of_share(cut_share(i), p.leaf_tiles));
+    for (int i = 0; i < kShares; ++i) {
+      const int32_t cuts = cuts_of(task.tiles, share_at(i), p.leaf_tiles);
       const unsigned long long items = uint64_t(p.kv_heads) * row_blocks(task) * cuts;
       atomicAdd(&round.items[i], items);
       if (cuts > 1) atomicAdd(&round.pieces[i], items);
     }
   }
 
-  // Cuts of a row block's tiles: 1 where it has them all.
   __device__ __forceinline__ int32_t cuts(const Task& task) const {
-    return shared.share == LS_ATTN_SHARE_SEQUENCE ? 1 : cuts_of(task.tiles, tiles_of_share(shared.share, p.leaf_tiles));
+    return cuts_of(task.tiles, shared.share, p.leaf_tiles);
   }
 
   // The tasks' places in the list, behind `before`: items and pieces. Returns what is behind the last.
@@ -231,8 +227,8 @@ __global__ void __launch_bounds__(kWorkThreads, 1) list_work(const __grid_consta
   }
   const int32_t unowned_rows = p.rows.row_count - shared.unowned;
   if (thread == 0) {
-    if (unowned_rows > 0) shared.round.zeros += p.kv_heads;
-    const uint64_t block_rows = min(p.rows.max_rows, p.block_positions) * (kBlockRows / p.block_positions);
+    const int32_t rows = min(p.rows.max_rows, p.block_positions) * (kBlockRows / p.block_positions);
+    const uint64_t block_rows = ceil_div(rows, 8) * 8;
     shared.share = p.share != LS_ATTN_SHARE_BY_LENGTHS
                        ? p.share
                        : share_of_round(shared.round, p.leaf_tiles, p.blocks, p.max_pieces, block_rows);

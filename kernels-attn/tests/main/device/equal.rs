@@ -174,15 +174,19 @@ pub fn outputs_stay_within_the_derived_bound(device: &Device) {
             let model = Model::new::<Cuda>(q_heads, kv_heads, head_dim);
             for (start, peak) in [(0, 8.0), (63, 4.0), (700, 1.0), (2047, 8.0), (4500, 4.0), (8192, 16.0)] {
                 let sequence: Sequence<bf16> = model.sequence(start as u64, start, 3, peak);
-                for grid in grids(device) {
+                let mut outputs = grids(device).into_iter().map(|grid| {
                     let placement = Placement { grid: Some(grid), page_rows: 64, ..PLAIN };
-                    let got = attend_split::<Cuda, _>(on, &model, &placement, &sequence, &[3]);
-                    accuracy::check_outputs::<Cuda, bf16>(&model, &sequence, &got);
-                    // The CPU's are of the same quality by the same measure.
-                    if grid.share == Share::Leaf && start < 1000 {
-                        let cpu = attend_split::<Cpu, _>(&(), &model, &PLAIN, &sequence, &[3]);
-                        accuracy::check_outputs::<Cpu, bf16>(&model, &sequence, &cpu);
-                    }
+                    (grid, attend_split::<Cuda, _>(on, &model, &placement, &sequence, &[3]))
+                });
+                let (first, got) = outputs.next().unwrap();
+                accuracy::check_outputs::<Cuda, bf16>(&model, &sequence, &got);
+                for (grid, other) in outputs {
+                    assert_same_bits(&format!("{grid:?} and {first:?}, {model:?} at {start}"), &other, &got);
+                }
+                // The CPU's are of the same quality by the same measure.
+                if start < 1000 {
+                    let cpu = attend_split::<Cpu, _>(&(), &model, &PLAIN, &sequence, &[3]);
+                    accuracy::check_outputs::<Cpu, bf16>(&model, &sequence, &cpu);
                 }
             }
         }

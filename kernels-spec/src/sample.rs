@@ -28,6 +28,7 @@ pub struct SampleProblem {
 impl SampleProblem {
     pub(crate) fn check(&self, op: &'static str) -> Result<()> {
         self.base().check(op)?;
+        at_most(op, "vocab", self.vocab, MAX_VOCAB)?;
         check_vocab(op, self.vocab, self.valid)
     }
 
@@ -37,6 +38,9 @@ impl SampleProblem {
         Problem { sequences, rows, max_rows: rows, slots, positions }
     }
 }
+
+/// So many weights of at most 1 fit 64 bits in units of 2^-40.
+const MAX_VOCAB: usize = 1 << 23;
 
 pub(crate) fn check_vocab(op: &'static str, vocab: usize, valid: usize) -> Result<()> {
     at_least_one(op, "vocab", vocab)?;
@@ -66,10 +70,10 @@ operation! {
     ///    ([`Use::Draw`](kernels_core::philox::Use), seed, `p + 1`, id). That is a draw from the softmax
     ///    of what is left, and depends neither on the round nor on the row nor on the batch.
     ///
-    /// Mass is the sum of `e^z` over a set of ids by one tree that the vocabulary alone fixes: chunks of
-    /// 1024 ids, in each 32 lanes that add every 32nd id in ascending order, lanes folded by halves
-    /// (lane `j` += lane `j + 16`, then 8, 4, 2, 1), chunks added in ascending order; an id outside the
-    /// set counts 0. fp32 addition is monotone, so mass grows with the set and "shortest" is well defined.
+    /// Mass is the sum of `e^z` over a set of ids in whole units of 2^-40, each weight cut off to them: a
+    /// sum of integers has no order, so that no tree has to be kept, and grows with the set, so that
+    /// "shortest" is well defined. What is cut off is less than 2^-17 of the whole in any vocabulary of
+    /// 2^23 ids, the most there may be; `top_p` times the mass is rounded up.
     ///
     /// The target and the draft use the same operation with the same parameters: each draws with the
     /// same noise from its own distribution, so that they agree as often as (1 - TV) / (1 + TV) at
@@ -83,7 +87,7 @@ operation! {
 /// Operands of [`Sample`].
 #[derive(Debug)]
 pub struct SampleArgs<'a, B: Backend> {
-    /// `[rows]`: the chosen ids; -1 where everything is masked; 0 in rows of padding or of nobody.
+    /// `[rows]`: the chosen ids; -1 where everything is masked and in rows of padding or of nobody.
     pub choice: TensorMut<'a, B, i32, 1>,
     /// `[slots + 1]`: sticky fault words.
     pub faults: TensorMut<'a, B, u64, 1>,

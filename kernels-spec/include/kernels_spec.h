@@ -174,7 +174,7 @@ typedef struct ls_spec_sample_params {
   int32_t valid;
   int32_t positions;
   int32_t vectors;               /* as above                                                            */
-  int32_t use;                   /* 0 a token, 1 a draft: which noise                                   */
+  int32_t noise;                 /* 0 a token, 1 a draft: which noise                                   */
   int32_t programmatic;
 } ls_spec_sample_params;
 

@@ -2,9 +2,9 @@
 
 use crate::{
     Problem, Sampling, Slots,
-    problem::{at_least_one, at_most, operation},
+    problem::{at_least_one, at_most, check_logits, chunks, operation},
 };
-use kernels_core::{Backend, Result, Rows, Tensor, TensorMut};
+use kernels_core::{Backend, Result, Rows, Tensor, TensorMut, workspace::Layout};
 
 /// The bounds of [`Sample`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,11 +101,76 @@ pub struct SampleArgs<'a, B: Backend> {
     pub prompt: Tensor<'a, B, i32, 1>,
     /// How each slot draws.
     pub sampling: Sampling<'a, B>,
+    /// `[workspace]`: [`Sample::workspace_bytes`] on CUDA; the CPU does without. Anything before and after.
+    pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
+/// Where the parts of a workspace of [`Sample`] begin, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct SampleParts {
+    pub(crate) vectors: usize,
+    pub(crate) shaped: usize,
+    pub(crate) shaped_stride: usize,
+    pub(crate) best: usize,
+    pub(crate) drawn: usize,
+    pub(crate) masses: usize,
+    pub(crate) counts: usize,
+    pub(crate) candidates: usize,
+    pub(crate) candidate_counts: usize,
+    pub(crate) bytes: usize,
+}
+
+/// As in the C header.
+const CANDIDATES: usize = 4096;
+const BINS: usize = 256;
+
 impl Sample {
+    /// Bytes of [`SampleArgs::workspace`]; 0 on the CPU.
+    ///
+    /// Mostly the logits behind penalties and bias, for slots that have any.
+    pub fn workspace_bytes(&self) -> usize {
+        self.parts().bytes
+    }
+
+    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2, 4 or 8. No bit depends on it.
+    pub fn with_vectors_per_thread(mut self, vectors: usize) -> Self {
+        self.launch.vectors = Some(vectors);
+        self
+    }
+
+    pub(crate) fn parts(&self) -> SampleParts {
+        let p = &self.problem;
+        if self.launch.multiprocessors.is_none() {
+            return SampleParts::default();
+        }
+        let vectors = self.launch.vectors(p.rows, p.valid);
+        let chunks = p.rows * chunks(p.valid, vectors);
+        let shaped_stride = p.valid.next_multiple_of(4);
+        let mut layout = Layout::default();
+        let mut parts = SampleParts {
+            vectors,
+            shaped: layout.add::<f32>(p.rows * shaped_stride).start,
+            shaped_stride,
+            best: layout.add::<u64>(chunks).start,
+            drawn: layout.add::<u64>(chunks).start,
+            masses: layout.add::<u64>(p.rows * BINS).start,
+            counts: layout.add::<u32>(p.rows * BINS).start,
+            candidates: layout.add::<u64>(p.rows * CANDIDATES).start,
+            candidate_counts: layout.add::<u32>(p.rows).start,
+            bytes: 0,
+        };
+        parts.bytes = layout.bytes();
+        parts
+    }
+
     fn check<B: Backend>(&self, args: &SampleArgs<'_, B>) -> Result<()> {
         let p = &self.problem;
+        check_logits(Self::NAME, p.rows, &self.launch)?;
+        if let Some(workspace) = &args.workspace {
+            workspace.check(Self::NAME, "workspace", [self.workspace_bytes()])?;
+            workspace.check_disjoint(Self::NAME, "workspace")?;
+        }
         args.choice.check(Self::NAME, "choice", [p.rows])?;
         args.faults.check(Self::NAME, "faults", [p.slots + 1])?;
         args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])?;
@@ -139,7 +204,7 @@ operation! {
     /// The same rules as [`Sample`], with noise of its own ([`Use::Draft`](kernels_core::philox::Use)).
     /// The probabilities kept are `e^z / mass` of what the filters left, zero elsewhere; greedy keeps 1
     /// at the choice.
-    DrawDraft, "spec::draw_draft", RejectionProblem, DrawDraftArgs, draw_draft
+    DrawDraft, "spec::draw_draft", RejectionProblem, DrawDraftArgs, draw_draft, on: cpu_only
 }
 
 /// Operands of [`DrawDraft`].
@@ -190,7 +255,7 @@ operation! {
     ///
     /// It accepts more than coupled sampling at high temperature (1 - TV, the optimum), but *which* tokens
     /// come out depends on the drafts: this is the one exception to "speculation changes nothing".
-    Rejection, "spec::rejection", RejectionProblem, RejectionArgs, rejection
+    Rejection, "spec::rejection", RejectionProblem, RejectionArgs, rejection, on: cpu_only
 }
 
 /// Operands of [`Rejection`].
@@ -237,6 +302,7 @@ pub struct ArgmaxProblem {
 impl ArgmaxProblem {
     fn check(&self, op: &'static str) -> Result<()> {
         at_least_one(op, "rows", self.rows)?;
+        at_most(op, "rows", self.rows, i32::MAX as usize)?;
         check_vocab(op, self.vocab, self.valid)
     }
 }
@@ -253,11 +319,37 @@ pub struct ArgmaxArgs<'a, B: Backend> {
     pub choice: TensorMut<'a, B, i32, 1>,
     /// `[rows, vocab]`.
     pub logits: Tensor<'a, B, f32, 2>,
+    /// `[workspace]`: [`Argmax::workspace_bytes`] on CUDA; the CPU does without. Anything before and after.
+    pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
 impl Argmax {
+    /// Bytes of [`ArgmaxArgs::workspace`]; 0 on the CPU.
+    pub fn workspace_bytes(&self) -> usize {
+        let p = &self.problem;
+        match self.launch.multiprocessors {
+            None => 0,
+            Some(_) => 8 * p.rows * chunks(p.valid, self.vectors()),
+        }
+    }
+
+    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2, 4 or 8. No bit depends on it.
+    pub fn with_vectors_per_thread(mut self, vectors: usize) -> Self {
+        self.launch.vectors = Some(vectors);
+        self
+    }
+
+    pub(crate) fn vectors(&self) -> usize {
+        self.launch.vectors(self.problem.rows, self.problem.valid)
+    }
+
     fn check<B: Backend>(&self, args: &ArgmaxArgs<'_, B>) -> Result<()> {
         let p = &self.problem;
+        check_logits(Self::NAME, p.rows, &self.launch)?;
+        if let Some(workspace) = &args.workspace {
+            workspace.check(Self::NAME, "workspace", [self.workspace_bytes()])?;
+            workspace.check_disjoint(Self::NAME, "workspace")?;
+        }
         args.choice.check(Self::NAME, "choice", [p.rows])?;
         args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])
     }

@@ -95,6 +95,7 @@ fn unusual_numbers_on_the_device_do_what_the_rules_say() {
             tokens: Tensor::of(&sim.table.tokens, [1, 8]),
             prompt: Tensor::of(&sim.table.prompt, [1]),
             sampling,
+            workspace: None,
         };
         Sample::plan(problem, &cpu()).unwrap().run::<Cpu>(&(), args).unwrap();
         assert_eq!(choice, [1], "{temperature} {top_k} {top_p} {min_p}");
@@ -347,7 +348,11 @@ fn argmax_is_that_of_the_core() {
             .concat();
     let mut choice = [7; 4];
     let args =
-        ArgmaxArgs { choice: TensorMut::new(&mut choice[..], [4]), logits: Tensor::new(&logits[..], [4, 5]) };
+        ArgmaxArgs {
+            choice: TensorMut::new(&mut choice[..], [4]),
+            logits: Tensor::new(&logits[..], [4, 5]),
+            workspace: None,
+        };
     op.run::<Cpu>(&(), args).unwrap();
     assert_eq!(choice, [1, 2, -1, 3]);
 }

@@ -138,7 +138,7 @@ __device__ __forceinline__ uint64_t choose_filtered(const ls_spec_sample_params&
                                                     ChooseShared& s) {
   const float max = value_of(most);
   const Reach reach = reach_of(p, row, rules, s.reach);
-  Draw draw(rules, max, id_of(most), at.position, p.use);
+  Draw draw(rules, max, id_of(most), at.position, p.noise);
   if (reach.count <= LS_SPEC_CANDIDATES) {
     const uint32_t count = min(p.candidate_counts[row], uint32_t(LS_SPEC_CANDIDATES));
     for (uint32_t i = threadIdx.x; i < count; i += kChooseThreads) {

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) narrow(const ls_spec_sample_params p
   const float max = value_of(most);
 
   if (!rules.filtered(p.valid)) {
-    Draw draw(rules, max, id_of(most), at.position, p.use);
+    Draw draw(rules, max, id_of(most), at.position, p.noise);
     uint32_t pending = 0;  // a bit for each of this thread's ids
     static_assert(kVectors * kGroup <= 32, "an id has a bit");
 #pragma unroll

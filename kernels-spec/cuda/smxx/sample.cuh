@@ -29,7 +29,7 @@ inline int32_t launch_sample(const ls_spec_sample_params& p, ls_stream_t stream)
   constexpr int32_t kMostRows = 65535;  // of a grid's y
   constexpr int32_t kMostIds = 1 << 23;
   const int32_t rows = p.rows.row_count;
-  if (rows < 1 || rows > kMostRows || p.valid < 1 || p.valid > kMostIds || p.use < 0 || p.use > 1) {
+  if (rows < 1 || rows > kMostRows || p.valid < 1 || p.valid > kMostIds || p.noise < 0 || p.noise > 1) {
     return LS_ERR_UNSUPPORTED;
   }
   switch (p.vectors) {

@@ -227,18 +227,21 @@ impl<'t, 'a> Settling<'t, 'a> {
         let accepted = self.accepted.as_mut().map(|a| a.data.device_ptr_mut(on));
         let read = self.read_accepted.as_ref().map(|a| a.data.device_ptr(on));
         let choice = self.choice.as_ref().map(|c| c.data.device_ptr(on));
-        let stops = self.stops.as_ref().map(|(s, _)| (s.eos.data.device_ptr(on), s.sequences.data.device_ptr(on)));
+        let stops =
+            self.stops.as_ref().map(|(s, _)| (s.eos.data.device_ptr(on), s.sequences.data.device_ptr(on)));
         let emitted_stride = self.emitted.as_ref().map_or(0, |e| e.strides[0] as i64);
         let emitted = self.emitted.as_mut().map(|e| e.data.device_ptr_mut(on));
         let counter_strides = self
             .counters
             .as_ref()
             .map_or([0; 3], |c| [c.rounds.strides[0], c.verified.strides[0], c.accepted.strides[0]]);
-        let counters = self.counters.as_mut().map(|c| {
-            [&mut c.rounds, &mut c.verified, &mut c.accepted].map(|c| c.data.device_ptr_mut(on))
-        });
+        let counters = self
+            .counters
+            .as_mut()
+            .map(|c| [&mut c.rounds, &mut c.verified, &mut c.accepted].map(|c| c.data.device_ptr_mut(on)));
         let counter = |i: usize| counters.as_ref().map_or(null_mut(), |all| all[i].0 as *mut u64);
-        let strides = |f: &dyn Fn(&Stops<'_, Cuda>) -> usize| self.stops.as_ref().map_or(0, |s| f(&s.0) as i64);
+        let strides =
+            |f: &dyn Fn(&Stops<'_, Cuda>) -> usize| self.stops.as_ref().map_or(0, |s| f(&s.0) as i64);
         let sizes = |f: &dyn Fn(&StopProblem) -> usize| self.stops.as_ref().map_or(0, |s| bound(f(&s.1)));
         let params = ls_spec_settle_params {
             slots,
@@ -292,7 +295,13 @@ struct Copying<'t, A: Activation> {
 }
 
 impl<'t, A: Activation> Copying<'t, A> {
-    fn new(op: &'static str, launch: &'t Launch, problem: &'t HiddenProblem, kind: i32, rows: ls_rows) -> Self {
+    fn new(
+        op: &'static str,
+        launch: &'t Launch,
+        problem: &'t HiddenProblem,
+        kind: i32,
+        rows: ls_rows,
+    ) -> Self {
         Copying {
             op,
             launch,
@@ -344,13 +353,15 @@ impl<'t, A: Activation> Copying<'t, A> {
 impl SpecBackend for Cuda {
     fn target_inputs(op: &TargetInputs, on: &On, args: TargetInputsArgs<'_, Cuda>) -> Result<()> {
         let TargetInputsArgs { rows, ids, slots, sequences, drafts } = args;
-        let new = Building::new(TargetInputs::NAME, &op.launch, op.problem(), sys::LS_SPEC_TARGET, rows, slots);
+        let new =
+            Building::new(TargetInputs::NAME, &op.launch, op.problem(), sys::LS_SPEC_TARGET, rows, slots);
         Building { ids: Some(ids), sequences: Some(sequences), wanted: Some(drafts), ..new }.run(on)
     }
 
     fn prefill_inputs(op: &PrefillInputs, on: &On, args: PrefillInputsArgs<'_, Cuda>) -> Result<()> {
         let PrefillInputsArgs { rows, ids, slots, sequences, lengths } = args;
-        let new = Building::new(PrefillInputs::NAME, &op.launch, op.problem(), sys::LS_SPEC_PREFILL, rows, slots);
+        let new =
+            Building::new(PrefillInputs::NAME, &op.launch, op.problem(), sys::LS_SPEC_PREFILL, rows, slots);
         Building { ids: Some(ids), sequences: Some(sequences), wanted: Some(lengths), ..new }.run(on)
     }
 
@@ -402,8 +413,7 @@ impl SpecBackend for Cuda {
     }
 
     fn settle(op: &Settle, on: &On, args: SettleArgs<'_, Cuda>) -> Result<()> {
-        const ALL: i32 =
-            sys::LS_SPEC_ACCEPT | sys::LS_SPEC_STOP | sys::LS_SPEC_ADVANCE | sys::LS_SPEC_EMIT;
+        const ALL: i32 = sys::LS_SPEC_ACCEPT | sys::LS_SPEC_STOP | sys::LS_SPEC_ADVANCE | sys::LS_SPEC_EMIT;
         let SettleArgs { accepted, emitted, slots, choice, stops, counters, rows } = args;
         let p = op.problem();
         let new = Settling::new(Settle::NAME, &op.launch, &p.stop.base, ALL, slots, rows);

@@ -347,12 +347,11 @@ fn argmax_is_that_of_the_core() {
         [[1.0, 3.0, 3.0, 0.0, 9.0], [NAN, NAN, -INF, NAN, 9.0], [NAN; 5], [-1.0, -2.0, NAN, -0.5, 9.0]]
             .concat();
     let mut choice = [7; 4];
-    let args =
-        ArgmaxArgs {
-            choice: TensorMut::new(&mut choice[..], [4]),
-            logits: Tensor::new(&logits[..], [4, 5]),
-            workspace: None,
-        };
+    let args = ArgmaxArgs {
+        choice: TensorMut::new(&mut choice[..], [4]),
+        logits: Tensor::new(&logits[..], [4, 5]),
+        workspace: None,
+    };
     op.run::<Cpu>(&(), args).unwrap();
     assert_eq!(choice, [1, 2, -1, 3]);
 }

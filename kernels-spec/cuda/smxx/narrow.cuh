@@ -167,13 +167,13 @@ __global__ void __launch_bounds__(kThreads) list(const ls_spec_sample_params p, 
   const Rules rules = rules_of(p.rules, at.slot);
   if (rules.greedy() || !rules.filtered(p.valid)) return;
   const Source source = source_of(p, row, at, rules, aligned);
-  Chunk<kVectors> chunk;
-  chunk.load(source.row, blockIdx.x, p.valid, source.aligned);
   const uint64_t most = row_max<kThreads>(p.best + row * chunks, chunks, warps);
   if (most == 0) return;
   const float max = value_of(most);
   const Reach reach = reach_of(p, row, rules, shared);
   if (reach.count > LS_SPEC_CANDIDATES) return;
+  Chunk<kVectors> chunk;  // not before: the registers are wanted for the sums above
+  chunk.load(source.row, blockIdx.x, p.valid, source.aligned);
   uint64_t* const out = p.candidates + row * LS_SPEC_CANDIDATES;
 #pragma unroll
   for (int step = 0; step < kVectors; ++step) {

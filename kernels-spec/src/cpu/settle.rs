@@ -1,8 +1,8 @@
 //! Accept, stop, advance, propose.
 
 use crate::{
-    Accept, AcceptArgs, Advance, AdvanceArgs, Counters, Emit, EmitArgs, Pass, Problem, Propose, ProposeArgs, Settle,
-    SettleArgs, Slots, State, Stop, StopArgs, Stops,
+    Accept, AcceptArgs, Advance, AdvanceArgs, Counters, Emit, EmitArgs, Pass, Problem, Propose, ProposeArgs,
+    Settle, SettleArgs, Slots, State, Stop, StopArgs, Stops,
 };
 use kernels_core::{
     Cpu, Rows, Tensor, fault,

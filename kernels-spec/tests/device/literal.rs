@@ -1,7 +1,10 @@
 //! Literal cases, on each backend.
 
 use crate::world::{List, Logits, Numbers, Place, argmax, sample};
-use kernels_core::{Tensor, TensorMut, slots::{Fault, FaultKind}};
+use kernels_core::{
+    Tensor, TensorMut,
+    slots::{Fault, FaultKind},
+};
 use kernels_spec::*;
 use kernels_testkit::rng::Rng;
 
@@ -129,7 +132,11 @@ pub(crate) fn penalties_count_the_drafts_of_the_block<B: Place>(on: &B::Queue) {
         (of(2.0, 0.5, 0.25), [0.0, 5.0, 0.0, 1.6], 3),
         (of(2.0, 0.5, 0.25), [0.0, 5.0, 0.0, 1.4], 1),
     ] {
-        assert_eq!(choose::<B>(on, &params, (&[0, 0], &[1, 1, 2]), &logits, 4), want, "{params:?} {logits:?}");
+        assert_eq!(
+            choose::<B>(on, &params, (&[0, 0], &[1, 1, 2]), &logits, 4),
+            want,
+            "{params:?} {logits:?}"
+        );
     }
     assert_eq!(choose::<B>(on, &of(0.5, -9.0, 0.0), (&[1], &[1, 99, -1]), &[0.0, -INF], 2), 0);
 }
@@ -195,7 +202,9 @@ pub(crate) fn ids_beyond_the_tokenizer_are_never_chosen<B: Place>(on: &B::Queue)
 
 pub(crate) fn infinite_logits_leave_only_each_other<B: Place>(on: &B::Queue) {
     let logits = [INF, 5.0, INF, -INF, NAN];
-    for base in [sampled(0), SamplingParams { top_k: 4, ..sampled(0) }, SamplingParams { top_p: 0.99, ..sampled(0) }] {
+    for base in
+        [sampled(0), SamplingParams { top_k: 4, ..sampled(0) }, SamplingParams { top_p: 0.99, ..sampled(0) }]
+    {
         let mut seen = [0; 5];
         for seed in 0..64 {
             let params = SamplingParams { seed, ..base.clone() };

@@ -4,9 +4,9 @@
 
 #[cfg(feature = "cuda")]
 mod equal;
-mod literal;
 #[cfg(feature = "cuda")]
 mod launches;
+mod literal;
 mod round;
 mod world;
 

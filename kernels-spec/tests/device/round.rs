@@ -1,7 +1,7 @@
 //! Whole rounds of a small machine: verified drafts, settled, refreshed and drafted again.
 
 use crate::world::{Numbers, Place};
-use kernels_core::{Backend, Tensor, TensorMut};
+use kernels_core::{Tensor, TensorMut};
 use kernels_spec::*;
 use kernels_testkit::rng::Rng;
 
@@ -114,7 +114,15 @@ impl<B: Place> Machine<B> {
 
     fn sample_problem(rows: usize) -> SampleProblem {
         let (vocab, positions) = (VOCAB, POSITIONS);
-        SampleProblem { sequences: SLOTS, rows, vocab, valid: VOCAB - 3, slots: SLOTS, positions, max_bias: 2 }
+        SampleProblem {
+            sequences: SLOTS,
+            rows,
+            vocab,
+            valid: VOCAB - 3,
+            slots: SLOTS,
+            positions,
+            max_bias: 2,
+        }
     }
 
     fn base(rows: usize, max_rows: usize) -> Problem {
@@ -283,14 +291,14 @@ pub(crate) fn speculation_is_plain_sampling<B: Place>(on: &B::Queue) {
     assert_eq!(plain.numbers.faults, [0; SLOTS + 1]);
     assert_eq!(speculated.numbers.faults, [0; SLOTS + 1]);
     for slot in [4, 0, 2, 5, 1] {
-        let stream = |left: &Left, end: i32| {
-            left.numbers.tokens[slot * POSITIONS..][..end as usize + 1].to_vec()
-        };
+        let stream =
+            |left: &Left, end: i32| left.numbers.tokens[slot * POSITIONS..][..end as usize + 1].to_vec();
         let end = plain.numbers.committed[slot].min(speculated.numbers.committed[slot]);
         assert!(end > 35, "slot {slot} came to {end} only");
         assert_eq!(stream(&plain, end), stream(&speculated, end), "slot {slot}");
     }
-    let lengths: Vec<u64> =
-        (0..=MAX_ROWS).map(|a| (0..SLOTS).map(|slot| speculated.counts[0][slot * (MAX_ROWS + 1) + a]).sum()).collect();
+    let lengths: Vec<u64> = (0..=MAX_ROWS)
+        .map(|a| (0..SLOTS).map(|slot| speculated.counts[0][slot * (MAX_ROWS + 1) + a]).sum())
+        .collect();
     assert!(lengths[1..].iter().all(|n| *n > 0), "rounds by accept length: {lengths:?}");
 }

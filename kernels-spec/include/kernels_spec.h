@@ -65,7 +65,7 @@ typedef struct ls_spec_settle_params {
   ls_spec_slots slots;
   ls_rows rows;
   int32_t* accepted;             /* [sequences]; not PROPOSE                                            */
-  const int32_t* choice;         /* ACCEPT: [rows]; PROPOSE: [sequences] or null                        */
+  const int32_t* choice;         /* ACCEPT: [rows]; PROPOSE: one per sequence, or null                   */
   const int32_t* eos;            /* STOP: [slot_count, max_eos], -1 = unused                            */
   const int32_t* stops;          /* STOP: [slot_count, max_stops, max_stop_length], -1 behind the end   */
   uint64_t* count_rounds;        /* ADVANCE: [slot_count, max_rows + 1], or null: no statistics         */
@@ -96,9 +96,9 @@ int32_t ls_spec_settle_smxx(const ls_spec_settle_params* p, ls_stream_t stream);
 #define LS_SPEC_TAKE_LAST 2
 
 typedef struct ls_spec_hidden_params {
-  void* out;                     /* CARRY: [rows, width]; TAKE_LAST: [sequences, width]                 */
+  void* out;                     /* CARRY: [rows, width]; TAKE_LAST: a row per sequence                  */
   void* ring;                    /* CARRY reads, KEEP writes: [slot_count, ring_rows, width]            */
-  const void* hidden;            /* CARRY: [forward rows, width]; else [rows, width]                    */
+  const void* hidden;            /* [rows, width], CARRY: those of the target's pass                     */
   const int32_t* committed;      /* KEEP: [slot_count]                                                  */
   ls_rows rows;
   ls_rows forward;               /* CARRY                                                               */
@@ -163,9 +163,9 @@ typedef struct ls_spec_sample_params {
   float* shaped;                 /* [rows, shaped_stride] logits behind penalties and bias              */
   uint64_t* best;                /* [rows, chunks] the largest logit of each chunk                      */
   uint64_t* drawn;               /* [rows, chunks] the largest score of each chunk                      */
-  uint64_t* bin_masses;          /* [rows, LS_SPEC_BINS]                                                */
-  uint32_t* bin_counts;          /* [rows, LS_SPEC_BINS]                                                */
-  uint64_t* candidates;          /* [rows, LS_SPEC_CANDIDATES]                                          */
+  uint64_t* bin_masses;          /* [rows, 256]                                                */
+  uint32_t* bin_counts;          /* [rows, 256]                                                */
+  uint64_t* candidates;          /* [rows, 4096]                                          */
   uint32_t* candidate_counts;    /* [rows]                                                              */
   int64_t logits_stride;
   int64_t tokens_stride;

@@ -1,5 +1,7 @@
 //! The crate's only unsafe code: operands become pointers, and one launcher is called.
 
+// Long because no other file of the crate may hold what is here.
+
 use crate::{
     Accept, AcceptArgs, Advance, AdvanceArgs, Argmax, ArgmaxArgs, Carry, CarryArgs, ChainInputs,
     ChainInputsArgs, Counters, DraftInputs, DraftInputsArgs, DrawDraft, DrawDraftArgs, Emit, EmitArgs,

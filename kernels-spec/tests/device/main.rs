@@ -8,6 +8,8 @@ mod equal;
 mod launches;
 mod literal;
 mod round;
+#[cfg(feature = "cuda")]
+mod samples;
 mod world;
 
 use kernels_testkit::{both, gpu, runner::Suite};
@@ -30,12 +32,12 @@ fn main() {
     gpu!(suite, "cuda::equal::inputs", |device| equal::inputs(device));
     gpu!(suite, "cuda::equal::settling", |device| equal::settling(device));
     gpu!(suite, "cuda::equal::hidden_rows", |device| equal::hidden_rows(device));
-    gpu!(suite, "cuda::equal::argmax", |device| equal::argmax(device));
-    gpu!(suite, "cuda::equal::samples", |device| equal::samples(device));
-    gpu!(suite, "cuda::equal::samples_of_a_real_vocabulary", |device| {
-        equal::samples_of_a_real_vocabulary(device)
+    gpu!(suite, "cuda::samples::argmax", |device| samples::argmax(device));
+    gpu!(suite, "cuda::samples::samples", |device| samples::samples(device));
+    gpu!(suite, "cuda::samples::samples_of_a_real_vocabulary", |device| {
+        samples::samples_of_a_real_vocabulary(device)
     });
-    gpu!(suite, "cuda::equal::long_histories", |device| equal::long_histories(device));
+    gpu!(suite, "cuda::samples::long_histories", |device| samples::long_histories(device));
     gpu!(suite, "cuda::launches::rounds_equal_the_cpu", |device| launches::rounds_equal_the_cpu(device));
     gpu!(suite, "cuda::launches::replays_equal_eager_rounds", |device| {
         launches::replays_equal_eager_rounds(device)

@@ -91,7 +91,7 @@ impl<B: Place> Machine<B> {
             table,
             sampling,
             sequences: B::upload(on, &[4, 0, -1, 2, 5, 1]).unwrap(),
-            drafts: B::upload(on, &vec![drafts as i32; SLOTS]).unwrap(),
+            drafts: B::upload(on, &[drafts as i32; SLOTS]).unwrap(),
             logits: floats(&row.repeat(ROWS)),
             draft_logits: floats(&draft_row.repeat(SLOTS)),
             hidden: floats(&rng.normals::<f32>(ROWS * WIDTH, 1.0)),

@@ -51,7 +51,7 @@ fn same_samples(device: &Device, seed: u64, vocab: usize, spread: f32, coarse: b
             _ => {}
         }
     }
-    if seed % 5 == 0 {
+    if seed.is_multiple_of(5) {
         logits[rng.below(valid)] = f32::INFINITY;
         logits[rng.below(valid)] = f32::INFINITY;
     }

@@ -60,6 +60,7 @@ fn linear(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: u
             out: TensorMut::of(&mut out, [rows, n]),
             x: Tensor::of(&x, [rows, k]),
             weight: Tensor::of(&weight, [outputs, k]),
+            workspace: None,
         };
         op.run(&(), args).expect("the operands fit");
     });
@@ -77,6 +78,7 @@ fn head(bench: &mut Bench, rows: usize) {
             argmax: Some(TensorMut::of(&mut best, [rows])),
             x: Tensor::of(&x, [rows, k]),
             weight: Tensor::of(&weight, [vocab, k]),
+            workspace: None,
         };
         op.run(&(), args).expect("the operands fit");
     });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "deal.cuh"
+#include "lockstep/flags.cuh"
 #include "lockstep/wgmma.cuh"
 #include "shared.cuh"
 
@@ -16,16 +17,16 @@ struct Consumer {
 
   const Layer& layer;
   S& shared;
-  const int32_t units;
+  const Deal& deal;
   const int group, warp;  // of kGroups; of the group's four
   const Pairs pairs;
   Cursor<S::kStages> at;
   Best best[kKind == Kind::Head ? kEights : 1];  // of the columns that this thread stores
 
-  __device__ __forceinline__ Consumer(const Layer& layer, S& shared, int32_t units)
+  __device__ __forceinline__ Consumer(const Layer& layer, S& shared, const Deal& deal)
       : layer(layer),
         shared(shared),
-        units(units),
+        deal(deal),
         group(threadIdx.x / kWarpgroup),
         warp(threadIdx.x % kWarpgroup / 32),
         pairs(threadIdx.x % 32) {
@@ -34,25 +35,23 @@ struct Consumer {
 
   static __device__ __forceinline__ void together() { asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory"); }
 
+  // A step's products are done before the next one's begin: memory leaves the tensor cores that much time, and sums that
+  // stay in flight around a loop would make the compiler wait for every single product.
   __device__ __forceinline__ void multiply(Sums& d, int32_t steps) {
-    wgmma_pin(d);
-    int before = -1;
+#pragma unroll 1
     for (int32_t step = 0; step < steps; ++step) {
       shared.full[at.stage].wait(at.parity);
       const WgmmaSwizzled a(shared.weights[at.stage] + group * kTileBytes), b(shared.rows[at.stage]);
+      wgmma_pin(d);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kStep / 16; ++k) wgmma_m64k16<__nv_bfloat16, kN>(d, a.at(32 * k), b.at(32 * k));
       wgmma_commit_group();
-      // The step before is done with its stage.
-      wgmma_wait_group<1>();
-      if (before >= 0) release(before);
-      before = at.stage;
+      wgmma_wait_group<0>();
+      wgmma_pin(d);
+      release(at.stage);
       at.advance();
     }
-    wgmma_wait_group<0>();
-    wgmma_pin(d);
-    if (before >= 0) release(before);
   }
   __device__ __forceinline__ void release(int stage) {
     if (pairs.lane == 0) shared.empty[stage].arrive();
@@ -79,37 +78,30 @@ struct Consumer {
   // The unit's other owner, the next block, goes on from here.
   __device__ __forceinline__ void hand_on(const Sums& d) const {
     write(place(blockIdx.x), d);
-    __threadfence();
     together();
-    if (threadIdx.x == 0) atomicExch(layer.flags + blockIdx.x, 1u);
+    if (threadIdx.x == 0) store_release(layer.flags + blockIdx.x, 1);
   }
   // Blocks start in order and this is what that one does first, so that it is never waited for in vain.
   __device__ __forceinline__ void take_over(Sums& d) const {
     uint32_t* const flag = layer.flags + blockIdx.x - 1;
     if (threadIdx.x == 0) {
-      while (*static_cast<volatile uint32_t*>(flag) == 0) {}
+      while (load_acquire(flag) == 0) {}
       *flag = 0;
-      __threadfence();
     }
     together();
-    __threadfence();
     read(place(int64_t(blockIdx.x) - 1), d);
   }
 
   // Counts this block's arrival; true in the last of `expected`, which sees what all have written.
   __device__ __forceinline__ bool arrives_last(uint32_t* counter, uint32_t expected) {
-    __threadfence();
     together();
     if (threadIdx.x == 0) {
-      const bool last = atomicAdd(counter, 1u) == expected - 1;
+      const bool last = add_acquire_release(counter, 1) == expected - 1;
       if (last) *counter = 0;
       shared.last = last;
-      __threadfence();
     }
     together();
-    const bool last = shared.last;
-    if (last) __threadfence();
-    return last;
+    return shared.last;
   }
 
   // Adds the segments of a tile, ascending. False where another block will.
@@ -183,7 +175,7 @@ struct Consumer {
       if (pairs.lane < 8) of_warps[(threadIdx.x / 32) * kN + 8 * eight + pairs.column()] = best[eight];
     }
     together();
-    const int64_t tiles = gridDim.x + (layer.segments > 1 ? int64_t(units) : 0);
+    const int64_t tiles = gridDim.x + (layer.segments > 1 ? int64_t(deal.units) : 0);
     Best* const of_blocks = reinterpret_cast<Best*>(layer.scratch + tiles * kFloats);  // [block, column]
     if (threadIdx.x < kN) {
       Best own = of_warps[threadIdx.x];
@@ -207,7 +199,8 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const Share share(layer, units);
+    const Share share(deal);
+#pragma unroll 1
     for (int32_t index = 0; index < share.count; ++index) {
       const Item item = share.item(index);
       Sums d;

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "layer.cuh"
+#include "lockstep/divide.cuh"
 
 namespace lockstep::dense::sm90 {
 
@@ -19,19 +20,35 @@ struct Item {
   bool continues, hands_on;
 };
 
+// What the host knows, divisions among it: a block must not count before it asks for memory.
+struct Deal {
+  int32_t units, steps;          // steps of all of k
+  int32_t share, larger_shares;  // steps of a block; the first so many have one more
+  Divider unit_steps, segments;
+
+  __host__ Deal(const Layer& layer, int32_t units, int32_t blocks)
+      : units(units),
+        steps(layer.steps),
+        share(units * layer.segment_steps / blocks),
+        larger_shares(units * layer.segment_steps % blocks),
+        unit_steps(layer.segment_steps),
+        segments(layer.segments) {}
+};
+
 // A block's items, in order.
 struct Share {
-  const int32_t unit_steps, steps, segments;
+  const Deal& deal;
   int32_t first_unit, first_step;  // where it begins
   int32_t last_unit, last_step;    // where it ends
   int32_t whole, count;            // first unit of its own; items
 
-  __device__ __forceinline__ Share(const Layer& layer, int32_t units)
-      : unit_steps(layer.segment_steps), steps(layer.steps), segments(layer.segments) {
-    const int64_t all = int64_t(units) * unit_steps;
-    const int64_t begin = all * blockIdx.x / gridDim.x, end = all * (blockIdx.x + 1) / gridDim.x;
-    first_unit = int32_t(begin / unit_steps), first_step = int32_t(begin - int64_t(first_unit) * unit_steps);
-    last_unit = int32_t(end / unit_steps), last_step = int32_t(end - int64_t(last_unit) * unit_steps);
+  __device__ __forceinline__ explicit Share(const Deal& deal) : deal(deal) {
+    const int32_t block = blockIdx.x;
+    const int32_t begin = block * deal.share + min(block, deal.larger_shares);
+    const int32_t end = begin + deal.share + (block < deal.larger_shares);
+    uint32_t rest;
+    first_unit = deal.unit_steps.divide(begin, rest), first_step = rest;
+    last_unit = deal.unit_steps.divide(end, rest), last_step = rest;
     whole = first_unit + (first_step > 0);
     count = (last_step > 0) + (last_unit - whole) + (first_step > 0);
   }
@@ -39,6 +56,7 @@ struct Share {
   __device__ __forceinline__ Item item(int32_t index) const {
     Item item = {};
     const int32_t own = index - (last_step > 0);
+    const int32_t unit_steps = deal.unit_steps.divisor;
     item.end = unit_steps;
     if (own < 0) {
       item.unit = last_unit, item.end = last_step, item.hands_on = true;
@@ -47,9 +65,10 @@ struct Share {
     } else {
       item.unit = first_unit, item.first = first_step, item.continues = true;
     }
-    item.tile = item.unit / segments, item.segment = item.unit - item.tile * segments;
+    uint32_t segment;
+    item.tile = deal.segments.divide(item.unit, segment), item.segment = segment;
     // The last segment may be shorter.
-    const int32_t there = min(unit_steps, steps - item.segment * unit_steps);
+    const int32_t there = min(unit_steps, deal.steps - item.segment * unit_steps);
     item.first = min(item.first, there), item.end = min(item.end, there);
     return item;
   }
@@ -66,6 +85,10 @@ struct Walk {
   }
   __device__ __forceinline__ bool there() const { return index < share.count; }
   __device__ __forceinline__ void next() { ++step, skip(); }
+  // Its place in k.
+  __device__ __forceinline__ int32_t k() const {
+    return (item.segment * int32_t(share.deal.unit_steps.divisor) + step) * kStep;
+  }
 
  private:
   __device__ __forceinline__ void skip() {

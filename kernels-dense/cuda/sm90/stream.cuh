@@ -24,7 +24,7 @@ struct Producer {
   __device__ __forceinline__ void bring_weights(const Walk& walk, int stage) const {
     Barrier& full = shared.full[stage];
     full.arrive_and_expect(S::kStepBytes);
-    const int k = (walk.item.segment * walk.share.unit_steps + walk.step) * kStep;
+    const int k = walk.k();
     uint8_t* const to = shared.weights[stage];
     if constexpr (kKind == Kind::Gated) {
       const int first = walk.item.tile * kTileFeatures;
@@ -35,18 +35,21 @@ struct Producer {
     }
   }
   __device__ __forceinline__ void bring_rows(const Walk& walk, int stage) const {
-    const int k = (walk.item.segment * walk.share.unit_steps + walk.step) * kStep;
+    const int k = walk.k();
     tensor_load(shared.rows[stage], x, {k, 0, 0, 0, 0}, shared.full[stage], again);
   }
 
-  __device__ __forceinline__ void run(int32_t units) const {
-    const Share share(layer, units);
+  __device__ __forceinline__ void run(const Deal& deal) const {
+    const Share share(deal);
     Walk ahead(share), behind(share);
     int filled = 0;
+#pragma unroll 1
     for (; filled < S::kStages && ahead.there(); ++filled, ahead.next()) bring_weights(ahead, filled);
     pdl::wait();
     pdl::launch_dependents();
+#pragma unroll 1
     for (int stage = 0; stage < filled; ++stage, behind.next()) bring_rows(behind, stage);
+#pragma unroll 1
     for (Cursor<S::kStages> at; ahead.there(); ahead.next(), at.advance()) {
       shared.empty[at.stage].wait(at.parity);
       bring_weights(ahead, at.stage);
@@ -57,26 +60,26 @@ struct Producer {
 
 template <int kN, int kGroups, Kind kKind>
 __global__ void __launch_bounds__(kGroups* kWarpgroup + 32, 1)
-    linear(const Layer layer, int32_t units, bool keep, const __grid_constant__ CUtensorMap weight,
+    linear(const Layer layer, const Deal deal, bool keep, const __grid_constant__ CUtensorMap weight,
            const __grid_constant__ CUtensorMap x) {
   using S = Shared<kN, kGroups, kKind>;
   extern __shared__ uint8_t bytes[];
   S& shared = *reinterpret_cast<S*>(bytes + (1024 - shared_address(bytes) % 1024) % 1024);
-  if (threadIdx.x == S::kConsumers) {
-    for (int i = 0; i < S::kStages; ++i) shared.full[i].init(1), shared.empty[i].init(4 * kGroups);
+  if (threadIdx.x < S::kStages) {
+    shared.full[threadIdx.x].init(1), shared.empty[threadIdx.x].init(4 * kGroups);
     Barrier::publish();
   }
   __syncthreads();
   if (threadIdx.x >= S::kConsumers) {
     if (threadIdx.x == S::kConsumers) {
       const uint64_t again = policy_read_again();
-      Producer<kN, kGroups, kKind>{layer, weight, x, shared, keep ? again : policy_read_once(), again}.run(units);
+      Producer<kN, kGroups, kKind>{layer, weight, x, shared, keep ? again : policy_read_once(), again}.run(deal);
     } else {
       pdl::wait();
     }
   } else {
     pdl::wait();
-    Consumer<kN, kGroups, kKind>(layer, shared, units).run();
+    Consumer<kN, kGroups, kKind>(layer, shared, deal).run();
   }
 }
 
@@ -97,10 +100,12 @@ int32_t launch_columns(const Layer& all, int32_t blocks, bool programmatic, ls_s
   constexpr int kFeatures = kKind == Kind::Gated ? kTileFeatures : kGroups * kTileFeatures;
   const int32_t units = ceil_div(all.n, kFeatures) * all.segments;
   if (blocks < 1 || blocks > units || blocks > LS_DENSE_MAX_BLOCKS) return LS_ERR_UNSUPPORTED;
+  if (int64_t(units) * all.segment_steps > INT32_MAX) return LS_ERR_UNSUPPORTED;
   if (all.segments > 1 && units / all.segments > LS_DENSE_MAX_SPLIT_TILES) return LS_ERR_UNSUPPORTED;
   const auto kernel = linear<kN, kGroups, kKind>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
   if (error != cudaSuccess) return int32_t(error);
+  const Deal deal(all, units, blocks);
   CUtensorMap weight, x;
   constexpr uint32_t kBox = kKind == Kind::Gated ? kTileFeatures : kGroups * kTileFeatures;
   int32_t status = matrix_map(all.weight, all.valid, all.k, all.weight_stride, kBox,
@@ -111,7 +116,7 @@ int32_t launch_columns(const Layer& all, int32_t blocks, bool programmatic, ls_s
     if (status != LS_OK) break;
     // The next rows read the weight again.
     const bool keep = all.rows > kN;
-    status = launch(kernel, blocks, S::kConsumers + 32, kBytes, stream, programmatic, layer, units, keep, weight, x);
+    status = launch(kernel, blocks, S::kConsumers + 32, kBytes, stream, programmatic, layer, deal, keep, weight, x);
   }
   return status;
 }

@@ -292,6 +292,7 @@ pub(crate) fn what_has_no_kernel_is_refused(device: &Device) {
         out: TensorMut::of(&mut out, [2, 2]),
         x: Tensor::of(&x, [2, 16]),
         weight: Tensor::of(&x, [2, 16]),
+        workspace: None,
     };
     let refused = Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(queue, args);
     assert!(matches!(refused, Err(Error::NotBuilt { op: "dense::linear" })));

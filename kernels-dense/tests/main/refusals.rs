@@ -85,6 +85,7 @@ pub(crate) fn operands_are_checked_by_name() {
             out: TensorMut::of(&mut out, [2, 4]).with_strides(out_strides),
             x: Tensor::of(&x, x_dims).with_strides(x_strides),
             weight: Tensor::of(&weight, weight_dims),
+            workspace: None,
         };
         op.run(&(), args)
     };
@@ -107,6 +108,7 @@ pub(crate) fn operands_are_checked_by_name() {
         argmax: None,
         x: Tensor::of(&x, [2, 3]),
         weight: Tensor::of(&weight, [8, 3]),
+        workspace: None,
     };
     let want = "dense::head: the number of outputs is 0; one of `logits` and `argmax` must be given";
     refused(op.run(&(), args), want);

@@ -344,18 +344,20 @@ fn spec_hidden(checks: &mut Checks) {
 fn dense(checks: &mut Checks) {
     use kernels_dense::*;
     let device = DeviceInfo::cpu();
-    let sizes = [("k", 6), ("n", 9)];
+    let sizes = [("k", 6), ("n", 9), ("workspace", 0)];
     for epilogue in [Epilogue::Store, Epilogue::AddTo, Epilogue::SiluMul] {
         let problem = LinearProblem { rows: 23, k: 6, n: 9, epilogue };
-        let sizes = [sizes[0], sizes[1], ("weight_rows", problem.weight_rows())];
+        let sizes = [&sizes[..], &[("weight_rows", problem.weight_rows())]].concat();
         checks.op("kernels_dense::LinearArgs", &sizes, |o| {
-            let args = LinearArgs { out: o.write("out"), x: o.read("x"), weight: o.read("weight") };
+            let (x, weight, workspace) = (o.read("x"), o.read("weight"), Some(o.write("workspace")));
+            let args = LinearArgs { out: o.write("out"), x, weight, workspace };
             Linear::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
         });
     }
     checks.op("kernels_dense::HeadArgs", &sizes, |o| {
         let (logits, argmax) = (Some(o.write("logits")), Some(o.write("argmax")));
-        let args = HeadArgs { logits, argmax, x: o.read("x"), weight: o.read("weight") };
+        let (x, weight, workspace) = (o.read("x"), o.read("weight"), Some(o.write("workspace")));
+        let args = HeadArgs { logits, argmax, x, weight, workspace };
         let problem = HeadProblem { rows: 23, k: 6, vocab: 33, valid: 30 };
         Head::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
     });

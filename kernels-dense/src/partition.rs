@@ -32,7 +32,7 @@ const STEP: usize = 64;
 /// into about as many units. A number of the rule, not of a device.
 const ENOUGH: usize = 256;
 /// Shorter segments would cost more in adding up than in reading.
-const FEWEST_STEPS: usize = 4;
+const FEWEST_STEPS: usize = 8;
 /// `LS_DENSE_ZEROED_WORDS`, in bytes.
 const ZEROED: usize = 4 * 2048;
 /// `LS_DENSE_MAX_BLOCKS`.
@@ -170,16 +170,16 @@ mod tests {
             (14336, 5120, 2560, 2),
             (5120, 17408, 4352, 4),
             (34816, 5120, 5120, 1),
-            (96, 5120, 256, 20),
+            (96, 5120, 512, 10),
             (16384, 5120, 5120, 1),
             (248_320, 5120, 5120, 1),
             (5120, 10240, 2560, 4),
             (2048, 4096, 512, 8),
             (9216, 2048, 1024, 2),
             (12288, 2048, 1024, 2),
-            (256, 2048, 256, 8),
-            (2048, 512, 256, 2),
-            (1024, 2048, 256, 8),
+            (256, 2048, 512, 4),
+            (2048, 512, 512, 1),
+            (1024, 2048, 512, 4),
             (8, 8, 64, 1),
         ] {
             assert_eq!(segment(k, n), want, "{n} x {k}");
@@ -205,10 +205,10 @@ mod tests {
         let sm90 = |tile_rows, blocks| Grid { path: Path::Sm90, tile_rows, blocks };
         assert_eq!(grid(1, 5120, 6144), sm90(128, 132));
         assert_eq!(grid(1, 16384, 5120), sm90(128, 128));
-        assert_eq!(grid(1, 96, 5120), sm90(64, 40));
-        assert_eq!(grid(65, 96, 5120), sm90(128, 20));
+        assert_eq!(grid(1, 96, 5120), sm90(64, 20));
+        assert_eq!(grid(65, 96, 5120), sm90(128, 10));
         assert_eq!(grid(1, 2048, 4096), sm90(128, 128));
-        assert_eq!(grid(1, 1024, 2048), sm90(64, 128));
+        assert_eq!(grid(1, 1024, 2048), sm90(64, 64));
         assert_eq!(stream(Form::Gated, 1, 17408, 5120).grid, sm90(128, 132));
         let device = DeviceInfo::a100();
         let s = Stream::plan("dense::test", Form::Gated, [64, 512, 64], &device, BOTH).unwrap().unwrap();

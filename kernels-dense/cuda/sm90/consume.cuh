@@ -110,7 +110,7 @@ struct Consumer {
     if (!arrives_last(layer.flags + LS_DENSE_MAX_BLOCKS + 1 + item.tile, layer.segments)) return false;
     const float4* const from = place(gridDim.x + int64_t(item.tile) * layer.segments);
     read(from, d);
-#pragma unroll(kN <= 16 ? 8 : kN <= 32 ? 4 : 1)
+#pragma unroll(kN <= 16 ? 8 : kN <= 32 ? 4 : kN <= 64 ? 2 : 1)
     for (int segment = 1; segment < layer.segments; ++segment) {
       Sums other;
       read(from + int64_t(segment) * (kFloats / 4), other);

@@ -74,25 +74,30 @@ struct Share {
   }
 };
 
-// All steps of a share, one after the other.
+// The steps of a share, one after the other, from number `first` on.
 struct Walk {
   const Share& share;
   Item item;
   int32_t index = 0, step;
 
-  __device__ __forceinline__ explicit Walk(const Share& share) : share(share), item(share.item(0)), step(item.first) {
-    skip();
+  __device__ __forceinline__ Walk(const Share& share, int32_t first)
+      : share(share), item(share.item(0)), step(item.first + first) {
+    settle();
   }
   __device__ __forceinline__ bool there() const { return index < share.count; }
-  __device__ __forceinline__ void next() { ++step, skip(); }
+  __device__ __forceinline__ void next() { ++step, settle(); }
   // Its place in k.
   __device__ __forceinline__ int32_t k() const {
     return (item.segment * int32_t(share.deal.unit_steps.divisor) + step) * kStep;
   }
 
  private:
-  __device__ __forceinline__ void skip() {
-    while (step >= item.end && ++index < share.count) item = share.item(index), step = item.first;
+  // What lies behind the item belongs to the next ones.
+  __device__ __forceinline__ void settle() {
+    while (step >= item.end && ++index < share.count) {
+      const int32_t behind = step - item.end;
+      item = share.item(index), step = item.first + behind;
+    }
   }
 };
 

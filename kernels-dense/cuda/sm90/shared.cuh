@@ -22,7 +22,7 @@ struct Shared {
   static_assert(kGroups == 2 || kKind == Kind::Linear, "gate and up are a warpgroup's each");
   static_assert(kWeightBytes % 1024 == 0 && kN * kRowBytes % 1024 == 0, "the swizzle's period");
   static_assert(kStages >= 4, "some must be on their way while others are read");
-  static_assert(kStages <= kWarpgroup, "a thread prepares a stage's barriers");
+  static_assert(kStages <= 32, "a lane fills a stage");
 
   uint8_t weights[kStages][kWeightBytes];  // [stage][features, 64], swizzled
   uint8_t rows[kStages][kN * kRowBytes];   // [stage][columns, 64], swizzled

@@ -11,7 +11,7 @@
 
 namespace lockstep::dense::sm90 {
 
-// By one thread.
+// One warp: its lanes fill the ring together, a stage each, so that it takes one copy's time; one keeps it full.
 template <int kN, int kGroups, Kind kKind>
 struct Producer {
   using S = Shared<kN, kGroups, kKind>;
@@ -41,14 +41,15 @@ struct Producer {
 
   __device__ __forceinline__ void run(const Deal& deal) const {
     const Share share(deal);
-    Walk ahead(share), behind(share);
-    int filled = 0;
-#pragma unroll 1
-    for (; filled < S::kStages && ahead.there(); ++filled, ahead.next()) bring_weights(ahead, filled);
+    const int lane = threadIdx.x % 32;
+    const Walk own(share, lane);
+    const bool fills = lane < S::kStages && own.there();
+    if (fills) bring_weights(own, lane);
     pdl::wait();
     pdl::launch_dependents();
-#pragma unroll 1
-    for (int stage = 0; stage < filled; ++stage, behind.next()) bring_rows(behind, stage);
+    if (fills) bring_rows(own, lane);
+    if (lane != 0) return;
+    Walk ahead(share, S::kStages);
 #pragma unroll 1
     for (Cursor<S::kStages> at; ahead.there(); ahead.next(), at.advance()) {
       shared.empty[at.stage].wait(at.parity);
@@ -65,18 +66,15 @@ __global__ void __launch_bounds__(kGroups* kWarpgroup + 32, 1)
   using S = Shared<kN, kGroups, kKind>;
   extern __shared__ uint8_t bytes[];
   S& shared = *reinterpret_cast<S*>(bytes + (1024 - shared_address(bytes) % 1024) % 1024);
+  if (threadIdx.x == S::kConsumers) prefetch_map(weight), prefetch_map(x);
   if (threadIdx.x < S::kStages) {
     shared.full[threadIdx.x].init(1), shared.empty[threadIdx.x].init(4 * kGroups);
     Barrier::publish();
   }
   __syncthreads();
   if (threadIdx.x >= S::kConsumers) {
-    if (threadIdx.x == S::kConsumers) {
-      const uint64_t again = policy_read_again();
-      Producer<kN, kGroups, kKind>{layer, weight, x, shared, keep ? again : policy_read_once(), again}.run(deal);
-    } else {
-      pdl::wait();
-    }
+    const uint64_t again = policy_read_again();
+    Producer<kN, kGroups, kKind>{layer, weight, x, shared, keep ? again : policy_read_once(), again}.run(deal);
   } else {
     pdl::wait();
     Consumer<kN, kGroups, kKind>(layer, shared, deal).run();
@@ -86,8 +84,8 @@ __global__ void __launch_bounds__(kGroups* kWarpgroup + 32, 1)
 // A matrix of bf16 for boxes of 64 elements of `box_rows` rows.
 inline int32_t matrix_map(const void* base, int32_t rows, int32_t k, int64_t stride, uint32_t box_rows,
                           CUtensorMapL2promotion fetch, CUtensorMap& map) {
-  const uint64_t bytes = uint64_t(stride) * 2;
-  const TensorMap matrix = {base,     {uint64_t(k), uint64_t(rows), 1, 1, 1}, {bytes, bytes, bytes, bytes},
+  const uint64_t bytes = uint64_t(stride) * 2, all = bytes * rows;
+  const TensorMap matrix = {base,     {uint64_t(k), uint64_t(rows), 1, 1, 1}, {bytes, all, all, all},
                             box_rows, fetch};
   return matrix.encode(map);
 }

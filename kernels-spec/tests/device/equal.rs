@@ -3,7 +3,7 @@
 use crate::world::{List, Numbers, Place};
 use kernels_core::{Cpu, Cuda, Tensor, TensorMut, bf16};
 use kernels_spec::*;
-use kernels_testkit::{device::Device, guard::poison, rng::Rng};
+use kernels_testkit::{device::Device, guard::poison, rng::Rng, runner};
 
 /// Sequences of a case: one, a few, more than a warp, more than a block of the list builder.
 const SEQUENCES: [usize; 5] = [1, 3, 40, 300, 700];
@@ -101,7 +101,7 @@ pub(crate) fn inputs(device: &Device) {
         .flat_map(|kind| SEQUENCES.map(|n| (kind, n)))
         .enumerate()
     {
-        for seed in 0..40 {
+        for seed in (0..40).step_by(runner::stride(7)) {
             let mut rng = Rng::new((i * 1000 + seed) as u64);
             let max_rows = 1 + rng.below(7);
             let mut numbers = Numbers::random(&mut rng, sequences, 60);
@@ -136,7 +136,7 @@ pub(crate) fn inputs(device: &Device) {
             gave_rows += want.1.slots.iter().filter(|slot| **slot >= 0).count();
         }
     }
-    assert!(gave_rows > 10_000, "{gave_rows} sequences got rows");
+    assert!(gave_rows > 10_000 / runner::stride(10), "{gave_rows} sequences got rows");
 }
 
 /// Every step by itself, then all in one launch.
@@ -245,7 +245,7 @@ fn settle<B: Place>(on: &B::Queue, case: &Round, step: &str) -> Steps {
 pub(crate) fn settling(device: &Device) {
     let (mut moved, mut ended) = (0, 0);
     for (i, step) in ["accept", "stop", "advance", "emit", "propose", "all"].into_iter().enumerate() {
-        for seed in 0..120 {
+        for seed in (0..120).step_by(runner::stride(11)) {
             let mut rng = Rng::new((i * 1000 + seed) as u64);
             let sequences = SEQUENCES[seed % SEQUENCES.len()];
             // One case in a few has more rows than a warp has lanes.
@@ -293,7 +293,10 @@ pub(crate) fn settling(device: &Device) {
                 .count();
         }
     }
-    assert!(moved > 10_000 && ended > 500, "{moved} accepted drafts, {ended} ends");
+    assert!(
+        moved > 10_000 / runner::stride(20) && ended > 500 / runner::stride(20),
+        "{moved} accepted drafts, {ended} ends"
+    );
 }
 
 /// Guards `[rows, width]` between gaps, and reads it back with them.
@@ -343,7 +346,7 @@ fn copies<B: Place, A: kernels_core::Activation>(
 }
 
 fn same_copies<A: kernels_core::Activation>(device: &Device, width: usize, stride: usize) {
-    for seed in 0..30 {
+    for seed in (0..30).step_by(runner::stride(7)) {
         let mut rng = Rng::new(seed);
         let sequences = [1, 4, 33][seed as usize % 3];
         let mut numbers = Numbers::random(&mut rng, sequences, 80);

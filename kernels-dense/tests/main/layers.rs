@@ -11,6 +11,7 @@ use kernels_testkit::{
     compare::assert_same_bits,
     guard::{Guarded, poison},
     rng::Rng,
+    runner::stride,
 };
 
 /// A weight, with poison between its rows, and a workspace that all launches share.
@@ -148,7 +149,8 @@ fn counts<B: Place>(n: usize) -> Vec<usize> {
         return (1..=12).chain([17, 33]).collect();
     }
     let more = [96, 127, 128, 129, 255, 256, 257, 300, 512, 513, 777, 1000, 1024];
-    (1..=80).chain(more.into_iter().filter(|count| *count * n <= 1 << 21)).collect()
+    let most = ((1 << 21) / n).min(1024 / stride(8));
+    (1..=80).step_by(stride(9)).chain(more.into_iter().filter(|count| *count <= most)).collect()
 }
 
 /// Any number of rows, row by row.

@@ -37,6 +37,9 @@ int32_t ls_core_product_sm90(const ls_core_product_params* p, ls_stream_t stream
 /* 1 / x for x in [1, 2]: the step inside sigmoid and silu */
 #define LS_CORE_RECIPROCAL 6
 #define LS_CORE_SOFTPLUS 7
+/* Noise from the bits x */
+#define LS_CORE_EXPONENTIAL 8
+#define LS_CORE_GUMBEL 9
 
 typedef struct ls_core_math_params {
   uint32_t* out;     /* [count]  bit patterns */

@@ -4,6 +4,8 @@
 //! never of the round, the row or the batch. That is what makes sampled streams reproducible under
 //! speculation.
 
+use crate::ref_math;
+
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
@@ -55,10 +57,10 @@ pub fn uniform(bits: u32) -> f32 {
 ///
 /// From `-ln(1 - u)`: its small values, which decide a Gumbel-max draw, keep full relative precision.
 pub fn exponential(bits: u32) -> f32 {
-    -libm::log1pf(-uniform(bits))
+    -ref_math::ln_one_minus(uniform(bits))
 }
 
-/// A standard Gumbel number: adding it to logits and taking the argmax draws from their softmax.
+/// A standard Gumbel number, the same bits on every backend: adding it to logits and taking the argmax draws from their softmax.
 pub fn gumbel(bits: u32) -> f32 {
-    -libm::logf(exponential(bits))
+    -ref_math::ln(exponential(bits))
 }

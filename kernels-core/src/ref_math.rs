@@ -126,6 +126,53 @@ pub fn softplus(x: f32) -> f32 {
     z.mul_add(p, if x > 0.0 { x } else { 0.0 })
 }
 
+/// ln(x) of a normal positive number, at most 3 ulp from the true value; anything else gives anything.
+///
+/// x = 2^k m with m in [0.7, 1.42), so that near 1 nothing cancels.
+#[inline(always)]
+pub fn ln(x: f32) -> f32 {
+    let (k, f) = near_one(x);
+    ln_of(k, f)
+}
+
+/// ln(1 - u) for u in [2^-126, 1 - 2^-24], at most 3 ulp from the true value.
+///
+/// Small u are not subtracted from 1, which would round them away.
+#[inline(always)]
+pub fn ln_one_minus(u: f32) -> f32 {
+    let (k, f) = if u < 0.25 { (0.0, -u) } else { near_one(1.0 - u) };
+    ln_of(k, f)
+}
+
+/// k and m - 1 of x = 2^k m.
+#[inline(always)]
+fn near_one(x: f32) -> (f32, f32) {
+    // The bits of 0.70710677: what lies below belongs to the power before.
+    const ROOT: u32 = 0x3f35_04f3;
+    let bits = x.to_bits().wrapping_sub(ROOT);
+    let m = f32::from_bits((bits & 0x7f_ffff) + ROOT);
+    (((bits as i32) >> 23) as f32, m - 1.0)
+}
+
+/// k ln 2 + ln(1 + f): with s = f / (2 + f), ln(1 + f) is 2 artanh s, by its series to s^13 (remainder 3e-11).
+#[inline(always)]
+fn ln_of(k: f32, f: f32) -> f32 {
+    const COEFFICIENTS: [f32; 6] = [2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0];
+    const LN2_HI: f32 = 0.693_359_4;
+    const LN2_LO: f32 = -2.121_944_4e-4;
+    let s = f / (2.0 + f);
+    let square = s * s;
+    let mut p = COEFFICIENTS[0];
+    let mut i = 1;
+    while i < COEFFICIENTS.len() {
+        p = p.mul_add(square, COEFFICIENTS[i]);
+        i += 1;
+    }
+    // ln(1 + f) = f - s (f - s^2 p): the leading term is exact, and what is taken from it small.
+    let small = k.mul_add(LN2_LO, f - s * (-square).mul_add(p, f));
+    k.mul_add(LN2_HI, small)
+}
+
 /// 1 / sqrt(x), both steps rounded to nearest.
 #[inline(always)]
 pub fn rsqrt(x: f32) -> f32 {
@@ -236,6 +283,31 @@ mod tests {
             worst = worst.max((f64::from(softplus(x)) - want).abs() / ulp);
         }
         assert!(worst < 4.0, "{worst} ulp");
+    }
+
+    #[test]
+    fn ln_is_within_its_bound() {
+        let ulps = |got: f32, want: f64| {
+            let size = want.abs() as f32;
+            let ulp = f64::from(f32::from_bits(size.to_bits() + 1)) - f64::from(size);
+            (f64::from(got) - want).abs() / ulp
+        };
+        let mut worst = 0.0f64;
+        for bits in (0x0080_0000..0x7f80_0000u32).step_by(499).chain(0x3f70_0000..0x3f90_0000) {
+            let x = f32::from_bits(bits);
+            if x != 1.0 {
+                worst = worst.max(ulps(ln(x), libm::log(f64::from(x))));
+            }
+        }
+        assert!(worst < 3.0, "{worst} ulp");
+        assert_eq!(ln(1.0), 0.0);
+        let mut worst = 0.0f64;
+        for bits in (0x0080_0000..0x3f80_0000u32).step_by(199) {
+            let u = f32::from_bits(bits);
+            worst = worst.max(ulps(ln_one_minus(u), libm::log1p(-f64::from(u))));
+        }
+        assert!(worst < 3.0, "{worst} ulp");
+        assert!((ln_one_minus(1.0 - f32::EPSILON / 2.0) + 16.635_532).abs() < 1e-5);
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub const LS_CORE_PHILOX_BITS: i32 = 4;
 pub const LS_CORE_PHILOX_UNIFORM: i32 = 5;
 pub const LS_CORE_RECIPROCAL: i32 = 6;
 pub const LS_CORE_SOFTPLUS: i32 = 7;
+pub const LS_CORE_EXPONENTIAL: i32 = 8;
+pub const LS_CORE_GUMBEL: i32 = 9;
 pub type ls_stream_t = *mut ::core::ffi::c_void;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -1,7 +1,7 @@
 //! The linear layers, the head and the experts at the shapes of real models; norms: norms.rs.
 //!
-//! Ids: `dense/OP/MODEL/NAME/rROWS`. Bytes are what must move at least once. The CPU backend is timed on
-//! weights that fit a laptop.
+//! Ids: `dense/OP/MODEL/NAME/rROWS`. Bytes are what must move at least once. On a GPU every call has a weight of its
+//! own, more in all than the L2 cache holds; the CPU backend is timed on weights that fit a laptop.
 
 use kernels_core::{Cpu, DeviceInfo, Tensor, TensorMut, bf16};
 use kernels_dense::{
@@ -24,10 +24,14 @@ const TINY: [Shape; 7] = [
 ];
 
 /// One layer of the 27B that is still quick.
-const LARGE: [Shape; 1] = [("o", 5120, 6144, Epilogue::AddTo)];
+const LARGE: [Shape; 1] = [("attn_o", 5120, 6144, Epilogue::AddTo)];
 
 fn main() {
     let mut bench = Bench::from_args();
+    #[cfg(feature = "cuda")]
+    if bench.device().is_some() {
+        return cuda::all(&mut bench);
+    }
     for shape in TINY {
         for rows in [1, 2, 3, 4, 8, 64] {
             linear(&mut bench, "qwen3.5-tiny", shape, rows);
@@ -60,6 +64,7 @@ fn linear(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: u
             out: TensorMut::of(&mut out, [rows, n]),
             x: Tensor::of(&x, [rows, k]),
             weight: Tensor::of(&weight, [outputs, k]),
+            workspace: None,
         };
         op.run(&(), args).expect("the operands fit");
     });
@@ -77,6 +82,7 @@ fn head(bench: &mut Bench, rows: usize) {
             argmax: Some(TensorMut::of(&mut best, [rows])),
             x: Tensor::of(&x, [rows, k]),
             weight: Tensor::of(&weight, [vocab, k]),
+            workspace: None,
         };
         op.run(&(), args).expect("the operands fit");
     });
@@ -108,4 +114,144 @@ fn moe(bench: &mut Bench, rows: usize) {
         };
         op.run(&(), args).expect("the operands fit");
     });
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::*;
+    use kernels_core::{Backend, Cuda};
+    use kernels_testkit::timing::copies;
+
+    /// The weights of a model, as they are read in a step.
+    const MODELS: [(&str, &[Shape]); 2] = [
+        (
+            "qwen3.5-27b",
+            &[
+                ("attn_o", 5120, 6144, Epilogue::Store),
+                ("attn_qkv_gate", 14336, 5120, Epilogue::Store),
+                ("down", 5120, 17408, Epilogue::Store),
+                ("gate_up", 34816, 5120, Epilogue::Store),
+                ("gdn_ba", 96, 5120, Epilogue::Store),
+                ("gdn_out", 5120, 6144, Epilogue::Store),
+                ("gdn_qkvz", 16384, 5120, Epilogue::Store),
+                ("lm_head", 248_320, 5120, Epilogue::Store),
+                ("mtp_fc", 5120, 10240, Epilogue::Store),
+                ("attn_o_add", 5120, 6144, Epilogue::AddTo),
+                ("down_add", 5120, 17408, Epilogue::AddTo),
+                ("gate_up_silu", 17408, 5120, Epilogue::SiluMul),
+            ],
+        ),
+        (
+            "qwen3.5-35b-a3b",
+            &[
+                ("attn_o", 2048, 4096, Epilogue::Store),
+                ("attn_qkv_gate", 9216, 2048, Epilogue::Store),
+                ("gdn_out", 2048, 4096, Epilogue::Store),
+                ("gdn_qkvz", 12288, 2048, Epilogue::Store),
+                ("lm_head", 248_320, 2048, Epilogue::Store),
+                ("mtp_fc", 2048, 4096, Epilogue::Store),
+                ("router", 256, 2048, Epilogue::Store),
+                ("shared_down", 2048, 512, Epilogue::Store),
+                ("shared_gate_up", 1024, 2048, Epilogue::Store),
+                ("shared_gate_up_silu", 512, 2048, Epilogue::SiluMul),
+            ],
+        ),
+    ];
+
+    /// Ids of the tokenizer.
+    const VALID: usize = 248_077;
+
+    pub(super) fn all(bench: &mut Bench) {
+        for (model, shapes) in MODELS {
+            for shape in shapes {
+                for rows in [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 1024] {
+                    linear(bench, model, *shape, rows, false);
+                }
+                for rows in [1, 4, 32] {
+                    linear(bench, model, *shape, rows, true);
+                }
+            }
+            let k = if model.ends_with("27b") { 5120 } else { 2048 };
+            for rows in [1, 4, 8, 32, 64] {
+                head(bench, model, k, rows, false);
+                head(bench, model, k, rows, true);
+            }
+        }
+    }
+
+    /// One megabyte of numbers, repeated: the time does not depend on them, only on their not being zero.
+    fn random(queue: &<Cuda as Backend>::Queue, len: usize) -> <Cuda as Backend>::Memory<bf16> {
+        let pattern = normals(1 << 19, 0.02);
+        let mut memory = Cuda::zeros(queue, len).expect("the bench fits into memory");
+        for at in (0..len).step_by(pattern.len()) {
+            let part = &pattern[..pattern.len().min(len - at)];
+            Cuda::write(queue, &mut memory, at, part).expect("the memory is there");
+        }
+        memory
+    }
+
+    fn linear(bench: &mut Bench, model: &str, shape: Shape, rows: usize, overlapping: bool) {
+        let (name, n, k, epilogue) = shape;
+        let device = bench.device().expect("there is one");
+        let (queue, info) = (device.queue.clone(), device.info.clone());
+        let problem = LinearProblem { rows, k, n, epilogue };
+        let op = Linear::plan(problem, &info).expect("there is a kernel").overlapping(overlapping);
+        let outputs = problem.weight_rows();
+        let bytes = 2 * (outputs * k + rows * k + rows * n);
+        // Two large weights throw each other out.
+        let copies = if bytes > 2 * info.l2_bytes { 2 } else { copies(device, bytes) };
+        let mut prepared = None;
+        let way = if overlapping { "dense/linear/overlapping" } else { "dense/linear" };
+        bench.cuda(&format!("{way}/{model}/{name}/r{rows}"), bytes as u64, copies, |copy| {
+            let (x, weight, out, workspace) = prepared.get_or_insert_with(|| {
+                (
+                    random(&queue, rows * k),
+                    random(&queue, copies * outputs * k),
+                    random(&queue, rows * n),
+                    Cuda::zeros::<u8>(&queue, op.workspace_bytes()).expect("the bench fits into memory"),
+                )
+            });
+            let first = copy * outputs * k;
+            let weight = Cuda::slice(&Cuda::view(weight), first..first + outputs * k);
+            let args = LinearArgs::<Cuda> {
+                out: TensorMut::of(out, [rows, n]),
+                x: Tensor::of(x, [rows, k]),
+                weight: Tensor::new(weight, [outputs, k]),
+                workspace: Some(TensorMut::of(workspace, [op.workspace_bytes()])),
+            };
+            op.run(&queue, args)
+        });
+    }
+
+    fn head(bench: &mut Bench, model: &str, k: usize, rows: usize, with_logits: bool) {
+        let device = bench.device().expect("there is one");
+        let (queue, info) = (device.queue.clone(), device.info.clone());
+        let vocab = 248_320;
+        let op = Head::plan(HeadProblem { rows, k, vocab, valid: VALID }, &info).expect("there is a kernel");
+        let written = if with_logits { 4 * rows * vocab } else { 0 };
+        let (bytes, copies) = (2 * (VALID * k + rows * k) + written, 2);
+        let mut prepared = None;
+        let name = if with_logits { "logits" } else { "argmax" };
+        bench.cuda(&format!("dense/head/{model}/{name}/r{rows}"), bytes as u64, copies, |copy| {
+            let (x, weight, logits, best, workspace) = prepared.get_or_insert_with(|| {
+                (
+                    random(&queue, rows * k),
+                    random(&queue, copies * vocab * k),
+                    Cuda::zeros::<f32>(&queue, rows * vocab).expect("the bench fits into memory"),
+                    Cuda::zeros::<i32>(&queue, rows).expect("the bench fits into memory"),
+                    Cuda::zeros::<u8>(&queue, op.workspace_bytes()).expect("the bench fits into memory"),
+                )
+            });
+            let first = copy * vocab * k;
+            let weight = Cuda::slice(&Cuda::view(weight), first..first + vocab * k);
+            let args = HeadArgs::<Cuda> {
+                logits: with_logits.then_some(TensorMut::of(logits, [rows, vocab])),
+                argmax: Some(TensorMut::of(best, [rows])),
+                x: Tensor::of(x, [rows, k]),
+                weight: Tensor::new(weight, [vocab, k]),
+                workspace: Some(TensorMut::of(workspace, [op.workspace_bytes()])),
+            };
+            op.run(&queue, args)
+        });
+    }
 }

@@ -1,4 +1,4 @@
-/* Norms and the embedding of a decode step, bf16. See the crate's README for the order of sums. */
+/* Linear layers, the head, norms and the embedding of a decode step, bf16. See the crate's README for the order of sums. */
 #ifndef KERNELS_DENSE_H
 #define KERNELS_DENSE_H
 
@@ -99,6 +99,71 @@ typedef struct ls_dense_embed_params {
 } ls_dense_embed_params;
 
 int32_t ls_dense_embed_smxx(const ls_dense_embed_params* p, ls_stream_t stream);
+
+/* out = x weight^T and what follows it. A sum is fp32, by mma's k16 steps in ascending order inside segments of
+ * `segment` elements of k; segments are added in ascending order. Bits depend on `segment` and on nothing else of what
+ * can be chosen here: take it from (k, rows of the weight) alone, as kernels-dense's partition.rs does. */
+#define LS_DENSE_STORE 0
+#define LS_DENSE_ADD_TO 1     /* out = out + sum, the sum rounded before                         */
+#define LS_DENSE_SILU_MUL 2   /* out = silu(gate sum) * up sum, both rounded before              */
+
+/* Words at the head of the workspace that are zero before a first run and after every run: one for each block, one for
+ * the grid, one for each tile. A workspace serves one stream, and nothing but these two operations. */
+#define LS_DENSE_ZEROED_WORDS 2048
+#define LS_DENSE_MAX_BLOCKS 1024
+#define LS_DENSE_MAX_SPLIT_TILES 512
+
+typedef struct ls_dense_linear_params {
+  void* out;                  /* [rows, n] bf16, row stride out_stride; read too by ADD_TO       */
+  const void* x;              /* [rows, k] bf16, row stride x_stride                             */
+  const void* weight;         /* [n, k] bf16, row stride weight_stride; SILU_MUL: [2n, k], gate, then up */
+  uint32_t* flags;            /* [LS_DENSE_ZEROED_WORDS]; sm90 only                              */
+  float* scratch;             /* sm90 only: tile_rows * columns floats for each block and, of more than one
+                               * segment, for each (tile, segment)                               */
+  int64_t out_stride;
+  int64_t x_stride;
+  int64_t weight_stride;
+  int32_t rows;
+  int32_t k;                  /* a multiple of 8                                                 */
+  int32_t n;                  /* a multiple of 8                                                 */
+  int32_t epilogue;           /* LS_DENSE_STORE, ...                                             */
+  int32_t segment;            /* a multiple of 64                                                */
+  int32_t columns;            /* rows of x computed together: 8, 16, 32, 64; sm90 24, 48, 128, 256 too;
+                               * smxx has at most 32 for SILU_MUL                                */
+  int32_t tile_rows;          /* sm90 only: 64 or 128 rows of the weight at a time; SILU_MUL has 128,
+                               * half of them gate rows. Never changes a bit                     */
+  int32_t blocks;             /* sm90 only: at most one for each (tile, segment). Never changes a bit */
+  int32_t programmatic;       /* 1: may begin, and load weights, while the preceding kernel still runs */
+} ls_dense_linear_params;
+
+int32_t ls_dense_linear_smxx(const ls_dense_linear_params* p, ls_stream_t stream);
+int32_t ls_dense_linear_sm90(const ls_dense_linear_params* p, ls_stream_t stream);
+
+/* Logits in fp32, and the smallest id of each row's largest; -1 where all are NaN. Ids from `valid` on never win, and
+ * their logits are -inf. */
+typedef struct ls_dense_head_params {
+  float* logits;              /* [rows, vocab], row stride logits_stride; may be null            */
+  int32_t* argmax;            /* [rows]; may be null                                             */
+  const void* x;              /* [rows, k] bf16, row stride x_stride                             */
+  const void* weight;         /* [vocab, k] bf16, row stride weight_stride; rows from valid on are not read */
+  uint32_t* flags;            /* as above                                                        */
+  float* scratch;             /* sm90: as above, then 2 * columns floats for each block;
+                               * smxx: 2 * rows floats for each 64 ids                           */
+  int64_t logits_stride;
+  int64_t x_stride;
+  int64_t weight_stride;
+  int32_t rows;
+  int32_t k;                  /* a multiple of 8                                                 */
+  int32_t vocab;              /* a multiple of 8                                                 */
+  int32_t valid;
+  int32_t segment;            /* as above                                                        */
+  int32_t columns;            /* 8, 16, 32, 64; sm90 24 and 48 too                               */
+  int32_t blocks;             /* sm90 only, of tiles of 128 ids                                  */
+  int32_t programmatic;
+} ls_dense_head_params;
+
+int32_t ls_dense_head_smxx(const ls_dense_head_params* p, ls_stream_t stream);
+int32_t ls_dense_head_sm90(const ls_dense_head_params* p, ls_stream_t stream);
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,11 @@
 //! The crate's only unsafe code: operands become pointers, and one launcher is called.
 
+mod streams;
+
 use crate::{
     AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, GatedNorm,
     GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, SiluMul, SiluMulArgs,
-    act, embed, head, linear, moe, norm,
+    act, embed, moe, norm,
     norm::Launch,
     plan::VECTOR,
     sealed::Sealed,
@@ -20,19 +22,19 @@ impl Sealed for Cuda {}
 
 impl DenseBackend for Cuda {
     fn linear<A: Activation, W: Activation>(
-        _: &Linear,
-        _: &Arc<CudaStream>,
-        _: LinearArgs<'_, Cuda, A, W>,
+        op: &Linear,
+        on: &Arc<CudaStream>,
+        args: LinearArgs<'_, Cuda, A, W>,
     ) -> Result<()> {
-        Err(Error::NotBuilt { op: linear::OP })
+        streams::linear(op, on, args)
     }
 
     fn head<A: Activation, W: Activation>(
-        _: &Head,
-        _: &Arc<CudaStream>,
-        _: HeadArgs<'_, Cuda, A, W>,
+        op: &Head,
+        on: &Arc<CudaStream>,
+        args: HeadArgs<'_, Cuda, A, W>,
     ) -> Result<()> {
-        Err(Error::NotBuilt { op: head::OP })
+        streams::head(op, on, args)
     }
 
     fn norm<A: Activation>(op: &Norm, on: &Arc<CudaStream>, args: NormArgs<'_, Cuda, A>) -> Result<()> {
@@ -218,11 +220,16 @@ impl DenseBackend for Cuda {
 
 /// The launch of an operation that was planned for CUDA, on the activation type that there are kernels for.
 fn planned<A: Activation>(op: &'static str, launch: Option<Launch>) -> Result<Launch> {
-    if A::DTYPE != DType::Bf16 {
-        let what = format!("activation type {} on CUDA (bf16 is)", A::DTYPE);
-        return Err(Error::Unsupported { op, what });
-    }
+    planned_type::<A>(op)?;
     launch.ok_or_else(|| Error::invalid(op, "device", "the CPU", "plan it for the CUDA device it runs on"))
+}
+
+fn planned_type<A: Activation>(op: &'static str) -> Result<()> {
+    if A::DTYPE == DType::Bf16 {
+        return Ok(());
+    }
+    let what = format!("activation type {} on CUDA (bf16 is)", A::DTYPE);
+    Err(Error::Unsupported { op, what })
 }
 
 /// 16-byte vectors: alignment and, but for the last, strides; and rows within the reach of 32-bit strides.

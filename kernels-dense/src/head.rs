@@ -1,6 +1,10 @@
 //! The language model head: fp32 logits, and the best id of every row.
 
-use crate::{DenseBackend, plan};
+use crate::{
+    DenseBackend,
+    partition::{Form, Grid, Stream},
+    plan::{self, BUILT},
+};
 use kernels_core::{Activation, Backend, DeviceInfo, Error, Result, Tensor, TensorMut, bf16};
 
 pub(crate) const OP: &str = "dense::head";
@@ -29,6 +33,8 @@ pub struct HeadArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
     pub x: Tensor<'a, B, A, 2>,
     /// `[vocab, k]`; rows from `valid` on are not read.
     pub weight: Tensor<'a, B, W, 2>,
+    /// `[workspace]`: [`Head::workspace_bytes`], as in [`LinearArgs`](crate::LinearArgs).
+    pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
 /// Logits and their argmax in one pass over the weight.
@@ -38,6 +44,7 @@ pub struct HeadArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     problem: HeadProblem,
+    pub(crate) stream: Option<Stream>,
 }
 
 impl Head {
@@ -49,8 +56,29 @@ impl Head {
             let want = format!("it must be in 1..={}, the vocabulary", problem.vocab);
             return Err(Error::invalid(OP, "valid", problem.valid, want));
         }
-        plan::on_cpu(OP, device)?;
-        Ok(Head { problem })
+        let HeadProblem { rows, k, vocab, .. } = problem;
+        Ok(Head { problem, stream: Stream::plan(OP, Form::Head, [rows, k, vocab], device, BUILT)? })
+    }
+
+    /// Lets the CUDA kernel begin while the one before it on the stream still runs, as in
+    /// [`Linear::overlapping`](crate::Linear::overlapping).
+    pub fn overlapping(mut self, on: bool) -> Self {
+        if let Some(stream) = &mut self.stream {
+            stream.programmatic = on;
+        }
+        self
+    }
+
+    /// Another grid, for tuning and tests.
+    #[doc(hidden)]
+    pub fn with_grid(mut self, choose: impl FnOnce(Grid) -> Grid) -> Self {
+        self.stream = self.stream.map(|stream| stream.with(choose(stream.grid)));
+        self
+    }
+
+    /// Bytes of [`HeadArgs::workspace`]; 0 on the CPU.
+    pub fn workspace_bytes(&self) -> usize {
+        self.stream.map_or(0, |stream| stream.workspace_bytes())
     }
 
     /// The sizes it was planned for.
@@ -78,6 +106,10 @@ impl Head {
         }
         args.x.check(OP, "x", [rows, k])?;
         args.weight.check(OP, "weight", [vocab, k])?;
+        if let Some(workspace) = &args.workspace {
+            workspace.check(OP, "workspace", [self.workspace_bytes()])?;
+            workspace.check_disjoint(OP, "workspace")?;
+        }
         B::head(self, on, args)
     }
 }

@@ -9,6 +9,7 @@ mod head;
 mod linear;
 mod moe;
 mod norm;
+mod partition;
 mod plan;
 #[cfg(feature = "cuda")]
 mod sys;
@@ -22,6 +23,9 @@ pub use norm::{
     AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, GatedNorm, GatedNormArgs, GatedNormProblem, Norm,
     NormArgs, NormProblem,
 };
+
+#[doc(hidden)]
+pub use partition::{Grid, Path};
 
 use kernels_core::{Activation, Backend, Result};
 

@@ -1,7 +1,11 @@
 //! y = x Wᵀ, with what follows it folded in.
 
-use crate::{DenseBackend, plan};
-use kernels_core::{Activation, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
+use crate::{
+    DenseBackend,
+    partition::{Form, Grid, Stream},
+    plan::{self, BUILT},
+};
+use kernels_core::{Activation, Archs, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
 
 pub(crate) const OP: &str = "dense::linear";
 
@@ -51,12 +55,15 @@ pub struct LinearArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
     pub x: Tensor<'a, B, A, 2>,
     /// `[n, k]`; `[2n, k]` for [`Epilogue::SiluMul`].
     pub weight: Tensor<'a, B, W, 2>,
+    /// `[workspace]`: [`Linear::workspace_bytes`], which are zeros before the first run that uses them and which nothing
+    /// but [`Linear`] and [`Head`](crate::Head) on one stream may write to. Not needed where those are 0.
+    pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
 /// A linear layer without bias, `x Wᵀ`, and its epilogue.
 ///
-/// Sums are fp32 and their order is a function of `k` alone, so a row has the same bits however many
-/// rows are computed with it.
+/// Sums are fp32 and their order is a function of `k` alone (on CUDA, of the weight's shape), so a row has the same bits
+/// however many rows are computed with it.
 ///
 /// ```
 /// use kernels_core::{Cpu, DeviceInfo, Tensor, TensorMut};
@@ -72,6 +79,7 @@ pub struct LinearArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
 ///     out: TensorMut::of(&mut out, [1, 2]),
 ///     x: Tensor::of(&x, [1, 2]),
 ///     weight: Tensor::of(&weight, [2, 2]),
+///     workspace: None,
 /// })?;
 /// assert_eq!(out, [111.0, 217.0]);
 /// # Ok::<(), kernels_core::Error>(())
@@ -79,15 +87,48 @@ pub struct LinearArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Linear {
     problem: LinearProblem,
+    pub(crate) stream: Option<Stream>,
 }
 
 impl Linear {
     /// Chooses how `device` computes `problem`.
+    ///
+    /// # Errors
+    ///
+    /// Sizes out of range; on CUDA, widths that are no multiples of 8, and devices that this build has no kernels for.
     pub fn plan(problem: LinearProblem, device: &DeviceInfo) -> Result<Self> {
-        plan::rows(OP, problem.rows)?;
-        plan::sizes(OP, [("k", problem.k), ("n", problem.n)])?;
-        plan::on_cpu(OP, device)?;
-        Ok(Linear { problem })
+        Self::plan_for(problem, device, BUILT)
+    }
+
+    fn plan_for(problem: LinearProblem, device: &DeviceInfo, built: Archs) -> Result<Self> {
+        let LinearProblem { rows, k, n, epilogue } = problem;
+        plan::rows(OP, rows)?;
+        plan::sizes(OP, [("k", k), ("n", n)])?;
+        let form = if epilogue == Epilogue::SiluMul { Form::Gated } else { Form::Linear };
+        Ok(Linear { problem, stream: Stream::plan(OP, form, [rows, k, n], device, built)? })
+    }
+
+    /// Lets the CUDA kernel begin while the one before it on the stream still runs.
+    ///
+    /// Its weights are loaded at once, all else after the other kernel is done: they must not have been written by a
+    /// kernel that may still be running.
+    pub fn overlapping(mut self, on: bool) -> Self {
+        if let Some(stream) = &mut self.stream {
+            stream.programmatic = on;
+        }
+        self
+    }
+
+    /// Another grid, for tuning and tests.
+    #[doc(hidden)]
+    pub fn with_grid(mut self, choose: impl FnOnce(Grid) -> Grid) -> Self {
+        self.stream = self.stream.map(|stream| stream.with(choose(stream.grid)));
+        self
+    }
+
+    /// Bytes of [`LinearArgs::workspace`]; 0 on the CPU.
+    pub fn workspace_bytes(&self) -> usize {
+        self.stream.map_or(0, |stream| stream.workspace_bytes())
     }
 
     /// The sizes it was planned for.
@@ -106,6 +147,10 @@ impl Linear {
         args.out.check_disjoint(OP, "out")?;
         args.x.check(OP, "x", [rows, k])?;
         args.weight.check(OP, "weight", [self.problem.weight_rows(), k])?;
+        if let Some(workspace) = &args.workspace {
+            workspace.check(OP, "workspace", [self.workspace_bytes()])?;
+            workspace.check_disjoint(OP, "workspace")?;
+        }
         B::linear(self, on, args)
     }
 }

@@ -4,6 +4,12 @@
 pub const LS_OK: i32 = 0;
 pub const LS_ERR_NOT_BUILT: i32 = -1;
 pub const LS_ERR_UNSUPPORTED: i32 = -2;
+pub const LS_DENSE_STORE: i32 = 0;
+pub const LS_DENSE_ADD_TO: i32 = 1;
+pub const LS_DENSE_SILU_MUL: i32 = 2;
+pub const LS_DENSE_ZEROED_WORDS: i32 = 2048;
+pub const LS_DENSE_MAX_BLOCKS: i32 = 1024;
+pub const LS_DENSE_MAX_SPLIT_TILES: i32 = 512;
 pub type ls_stream_t = *mut ::core::ffi::c_void;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -249,6 +255,124 @@ const _: () = {
     ["Offset of field: ls_dense_embed_params::programmatic"]
         [::core::mem::offset_of!(ls_dense_embed_params, programmatic) - 52usize];
 };
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ls_dense_linear_params {
+    pub out: *mut ::core::ffi::c_void,
+    pub x: *const ::core::ffi::c_void,
+    pub weight: *const ::core::ffi::c_void,
+    pub flags: *mut u32,
+    pub scratch: *mut f32,
+    pub out_stride: i64,
+    pub x_stride: i64,
+    pub weight_stride: i64,
+    pub rows: i32,
+    pub k: i32,
+    pub n: i32,
+    pub epilogue: i32,
+    pub segment: i32,
+    pub columns: i32,
+    pub tile_rows: i32,
+    pub blocks: i32,
+    pub programmatic: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_dense_linear_params"][::core::mem::size_of::<ls_dense_linear_params>() - 104usize];
+    ["Alignment of ls_dense_linear_params"][::core::mem::align_of::<ls_dense_linear_params>() - 8usize];
+    ["Offset of field: ls_dense_linear_params::out"]
+        [::core::mem::offset_of!(ls_dense_linear_params, out) - 0usize];
+    ["Offset of field: ls_dense_linear_params::x"]
+        [::core::mem::offset_of!(ls_dense_linear_params, x) - 8usize];
+    ["Offset of field: ls_dense_linear_params::weight"]
+        [::core::mem::offset_of!(ls_dense_linear_params, weight) - 16usize];
+    ["Offset of field: ls_dense_linear_params::flags"]
+        [::core::mem::offset_of!(ls_dense_linear_params, flags) - 24usize];
+    ["Offset of field: ls_dense_linear_params::scratch"]
+        [::core::mem::offset_of!(ls_dense_linear_params, scratch) - 32usize];
+    ["Offset of field: ls_dense_linear_params::out_stride"]
+        [::core::mem::offset_of!(ls_dense_linear_params, out_stride) - 40usize];
+    ["Offset of field: ls_dense_linear_params::x_stride"]
+        [::core::mem::offset_of!(ls_dense_linear_params, x_stride) - 48usize];
+    ["Offset of field: ls_dense_linear_params::weight_stride"]
+        [::core::mem::offset_of!(ls_dense_linear_params, weight_stride) - 56usize];
+    ["Offset of field: ls_dense_linear_params::rows"]
+        [::core::mem::offset_of!(ls_dense_linear_params, rows) - 64usize];
+    ["Offset of field: ls_dense_linear_params::k"]
+        [::core::mem::offset_of!(ls_dense_linear_params, k) - 68usize];
+    ["Offset of field: ls_dense_linear_params::n"]
+        [::core::mem::offset_of!(ls_dense_linear_params, n) - 72usize];
+    ["Offset of field: ls_dense_linear_params::epilogue"]
+        [::core::mem::offset_of!(ls_dense_linear_params, epilogue) - 76usize];
+    ["Offset of field: ls_dense_linear_params::segment"]
+        [::core::mem::offset_of!(ls_dense_linear_params, segment) - 80usize];
+    ["Offset of field: ls_dense_linear_params::columns"]
+        [::core::mem::offset_of!(ls_dense_linear_params, columns) - 84usize];
+    ["Offset of field: ls_dense_linear_params::tile_rows"]
+        [::core::mem::offset_of!(ls_dense_linear_params, tile_rows) - 88usize];
+    ["Offset of field: ls_dense_linear_params::blocks"]
+        [::core::mem::offset_of!(ls_dense_linear_params, blocks) - 92usize];
+    ["Offset of field: ls_dense_linear_params::programmatic"]
+        [::core::mem::offset_of!(ls_dense_linear_params, programmatic) - 96usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ls_dense_head_params {
+    pub logits: *mut f32,
+    pub argmax: *mut i32,
+    pub x: *const ::core::ffi::c_void,
+    pub weight: *const ::core::ffi::c_void,
+    pub flags: *mut u32,
+    pub scratch: *mut f32,
+    pub logits_stride: i64,
+    pub x_stride: i64,
+    pub weight_stride: i64,
+    pub rows: i32,
+    pub k: i32,
+    pub vocab: i32,
+    pub valid: i32,
+    pub segment: i32,
+    pub columns: i32,
+    pub blocks: i32,
+    pub programmatic: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_dense_head_params"][::core::mem::size_of::<ls_dense_head_params>() - 104usize];
+    ["Alignment of ls_dense_head_params"][::core::mem::align_of::<ls_dense_head_params>() - 8usize];
+    ["Offset of field: ls_dense_head_params::logits"]
+        [::core::mem::offset_of!(ls_dense_head_params, logits) - 0usize];
+    ["Offset of field: ls_dense_head_params::argmax"]
+        [::core::mem::offset_of!(ls_dense_head_params, argmax) - 8usize];
+    ["Offset of field: ls_dense_head_params::x"][::core::mem::offset_of!(ls_dense_head_params, x) - 16usize];
+    ["Offset of field: ls_dense_head_params::weight"]
+        [::core::mem::offset_of!(ls_dense_head_params, weight) - 24usize];
+    ["Offset of field: ls_dense_head_params::flags"]
+        [::core::mem::offset_of!(ls_dense_head_params, flags) - 32usize];
+    ["Offset of field: ls_dense_head_params::scratch"]
+        [::core::mem::offset_of!(ls_dense_head_params, scratch) - 40usize];
+    ["Offset of field: ls_dense_head_params::logits_stride"]
+        [::core::mem::offset_of!(ls_dense_head_params, logits_stride) - 48usize];
+    ["Offset of field: ls_dense_head_params::x_stride"]
+        [::core::mem::offset_of!(ls_dense_head_params, x_stride) - 56usize];
+    ["Offset of field: ls_dense_head_params::weight_stride"]
+        [::core::mem::offset_of!(ls_dense_head_params, weight_stride) - 64usize];
+    ["Offset of field: ls_dense_head_params::rows"]
+        [::core::mem::offset_of!(ls_dense_head_params, rows) - 72usize];
+    ["Offset of field: ls_dense_head_params::k"][::core::mem::offset_of!(ls_dense_head_params, k) - 76usize];
+    ["Offset of field: ls_dense_head_params::vocab"]
+        [::core::mem::offset_of!(ls_dense_head_params, vocab) - 80usize];
+    ["Offset of field: ls_dense_head_params::valid"]
+        [::core::mem::offset_of!(ls_dense_head_params, valid) - 84usize];
+    ["Offset of field: ls_dense_head_params::segment"]
+        [::core::mem::offset_of!(ls_dense_head_params, segment) - 88usize];
+    ["Offset of field: ls_dense_head_params::columns"]
+        [::core::mem::offset_of!(ls_dense_head_params, columns) - 92usize];
+    ["Offset of field: ls_dense_head_params::blocks"]
+        [::core::mem::offset_of!(ls_dense_head_params, blocks) - 96usize];
+    ["Offset of field: ls_dense_head_params::programmatic"]
+        [::core::mem::offset_of!(ls_dense_head_params, programmatic) - 100usize];
+};
 #[cfg(kernels_built)]
 unsafe extern "C" {
     pub fn ls_dense_norm_smxx(p: *const ls_dense_norm_params, stream: ls_stream_t) -> i32;
@@ -256,6 +380,8 @@ unsafe extern "C" {
     pub fn ls_dense_concat_norm_smxx(p: *const ls_dense_concat_norm_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_gated_norm_smxx(p: *const ls_dense_gated_norm_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_embed_smxx(p: *const ls_dense_embed_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_linear_smxx(p: *const ls_dense_linear_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_head_smxx(p: *const ls_dense_head_params, stream: ls_stream_t) -> i32;
 }
 
 #[cfg(not(kernels_built))]
@@ -286,5 +412,31 @@ pub unsafe extern "C" fn ls_dense_gated_norm_smxx(
 
 #[cfg(not(kernels_built))]
 pub unsafe extern "C" fn ls_dense_embed_smxx(_: *const ls_dense_embed_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_dense_linear_smxx(_: *const ls_dense_linear_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_dense_head_smxx(_: *const ls_dense_head_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(kernels_sm90)]
+unsafe extern "C" {
+    pub fn ls_dense_linear_sm90(p: *const ls_dense_linear_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_head_sm90(p: *const ls_dense_head_params, stream: ls_stream_t) -> i32;
+}
+
+#[cfg(not(kernels_sm90))]
+pub unsafe extern "C" fn ls_dense_linear_sm90(_: *const ls_dense_linear_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_sm90))]
+pub unsafe extern "C" fn ls_dense_head_sm90(_: *const ls_dense_head_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }

@@ -14,6 +14,8 @@
 //! Speculative Decoding" (2023).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod hidden;
 mod inputs;
 mod memory;
@@ -21,6 +23,8 @@ mod problem;
 mod sample;
 mod sampling;
 mod settle;
+#[cfg(feature = "cuda")]
+mod sys;
 
 pub use hidden::{Carry, CarryArgs, HiddenProblem, KeepHidden, KeepHiddenArgs, TakeLast, TakeLastArgs};
 pub use inputs::{
@@ -36,7 +40,7 @@ pub use sample::{
 pub use sampling::{GREEDY_BELOW, Sampling, SamplingParams, SamplingTable};
 pub use settle::{
     Accept, AcceptArgs, Advance, AdvanceArgs, AdvanceProblem, Counters, Emit, EmitArgs, Pass, Propose,
-    ProposeArgs, Stop, StopArgs, StopProblem, Stops,
+    ProposeArgs, Settle, SettleArgs, SettleProblem, Stop, StopArgs, StopProblem, Stops,
 };
 
 use kernels_core::{Activation, Backend, Cpu, Result};
@@ -84,6 +88,7 @@ backend! {
     stop: Stop, StopArgs;
     advance: Advance, AdvanceArgs;
     emit: Emit, EmitArgs;
+    settle: Settle, SettleArgs;
     propose: Propose, ProposeArgs;
     carry: Carry, CarryArgs<A>;
     keep_hidden: KeepHidden, KeepHiddenArgs<A>;

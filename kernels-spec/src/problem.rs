@@ -1,6 +1,6 @@
 //! The bounds that every operation is planned with, and the checks at the door.
 
-use kernels_core::{DeviceInfo, Error, Result};
+use kernels_core::{Archs, DeviceInfo, Error, Result};
 
 /// The bounds of a launch. The numbers of a round are device data and must stay below them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +45,62 @@ pub(crate) fn at_most(op: &'static str, name: &'static str, got: usize, most: us
     Ok(())
 }
 
-/// The CUDA half of this crate does not exist yet, so no plan for a GPU can be kept.
-pub(crate) fn check_device(op: &'static str, device: &DeviceInfo) -> Result<()> {
+/// What the build has kernels for.
+#[cfg(feature = "cuda")]
+const BUILT: Archs = Archs { sm80: cfg!(kernels_sm80), sm90a: cfg!(kernels_sm90) };
+#[cfg(not(feature = "cuda"))]
+const BUILT: Archs = Archs { sm80: false, sm90a: false };
+
+/// How an operation is launched on CUDA. No output bit depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct Launch {
+    /// `None` where it was planned for the CPU.
+    pub(crate) multiprocessors: Option<usize>,
+    /// Whether it may begin while the launch before it still runs.
+    pub(crate) programmatic: bool,
+    /// Groups of four neighbouring logits per thread, where the plan does not choose.
+    pub(crate) vectors: Option<usize>,
+}
+
+impl Launch {
+    pub(crate) fn of(op: &'static str, device: &DeviceInfo) -> Result<Launch> {
+        // All kernels are portable ones: without them there is nothing, whatever the device.
+        let multiprocessors = match device.arch {
+            None => None,
+            Some(_) if !BUILT.sm80 => return Err(Error::NotBuilt { op }),
+            Some(arch) if BUILT.run_on(arch) => Some(device.multiprocessors),
+            Some(arch) => return Err(Error::Arch { op, device: arch, built: BUILT }),
+        };
+        Ok(Launch { multiprocessors, programmatic: false, vectors: None })
+    }
+
+    /// Groups per thread over rows of `valid` ids: as many as leave a few blocks for each multiprocessor.
+    pub(crate) fn vectors(&self, rows: usize, valid: usize) -> usize {
+        let blocks = 8 * self.multiprocessors.unwrap_or(1);
+        let enough = |v: &usize| chunks(valid, *v).saturating_mul(rows) >= blocks;
+        self.vectors.unwrap_or_else(|| [8, 4, 2].into_iter().find(enough).unwrap_or(1))
+    }
+}
+
+/// Blocks of 256 threads that share a row.
+pub(crate) fn chunks(valid: usize, vectors: usize) -> usize {
+    valid.div_ceil(1024 * vectors)
+}
+
+/// For operations that have no kernel yet in any build.
+pub(crate) fn cpu_only(op: &'static str, device: &DeviceInfo) -> Result<()> {
     if device.arch.is_some() { Err(Error::NotBuilt { op }) } else { Ok(()) }
+}
+
+/// Rows of logits that a grid has blocks for.
+pub(crate) fn check_logits(op: &'static str, rows: usize, launch: &Launch) -> Result<()> {
+    const MOST: usize = 65_535;
+    if launch.multiprocessors.is_some() && rows > MOST {
+        let what = format!("{rows} rows of logits on CUDA (at most {MOST} are)");
+        return Err(Error::Unsupported { op, what });
+    }
+    Ok(())
 }
 
 /// Declares an operation: its struct, `plan`, `problem` and `run`. What is left to write by hand is what
@@ -56,23 +109,32 @@ macro_rules! operation {
     (
         $(#[$doc:meta])*
         $op:ident, $name:literal, $problem:ty, $args:ident $(<$activation:ident>)?, $method:ident
-        $(, also: $also:ident)?
+        $(, also: $also:ident)? $(, on: $on:ident)?
     ) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $op {
             problem: $problem,
+            pub(crate) launch: crate::problem::Launch,
         }
 
         impl $op {
-            const NAME: &'static str = $name;
+            pub(crate) const NAME: &'static str = $name;
 
             /// Checks the sizes and the device; an error names what is wrong with them.
             pub fn plan(problem: $problem, device: &kernels_core::DeviceInfo) -> kernels_core::Result<Self> {
-                crate::problem::check_device(Self::NAME, device)?;
+                $(crate::problem::$on(Self::NAME, device)?;)?
+                let launch = crate::problem::Launch::of(Self::NAME, device)?;
                 problem.check(Self::NAME)?;
                 $($also(Self::NAME, &problem)?;)?
-                Ok(Self { problem })
+                Ok(Self { problem, launch })
+            }
+
+            /// Lets the CUDA kernel begin while the one before it on the stream still runs; it touches nothing
+            /// before that one is done.
+            pub fn overlapping(mut self, on: bool) -> Self {
+                self.launch.programmatic = on;
+                self
             }
 
             /// What was planned.

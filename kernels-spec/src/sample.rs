@@ -2,9 +2,9 @@
 
 use crate::{
     Problem, Sampling, Slots,
-    problem::{at_least_one, at_most, operation},
+    problem::{at_least_one, at_most, check_logits, chunks, operation},
 };
-use kernels_core::{Backend, Result, Rows, Tensor, TensorMut};
+use kernels_core::{Backend, Result, Rows, Tensor, TensorMut, workspace::Layout};
 
 /// The bounds of [`Sample`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,7 @@ pub struct SampleProblem {
 impl SampleProblem {
     pub(crate) fn check(&self, op: &'static str) -> Result<()> {
         self.base().check(op)?;
+        at_most(op, "vocab", self.vocab, MAX_VOCAB)?;
         check_vocab(op, self.vocab, self.valid)
     }
 
@@ -37,6 +38,9 @@ impl SampleProblem {
         Problem { sequences, rows, max_rows: rows, slots, positions }
     }
 }
+
+/// So many weights of at most 1 fit 64 bits in units of 2^-40.
+const MAX_VOCAB: usize = 1 << 23;
 
 pub(crate) fn check_vocab(op: &'static str, vocab: usize, valid: usize) -> Result<()> {
     at_least_one(op, "vocab", vocab)?;
@@ -66,10 +70,10 @@ operation! {
     ///    ([`Use::Draw`](kernels_core::philox::Use), seed, `p + 1`, id). That is a draw from the softmax
     ///    of what is left, and depends neither on the round nor on the row nor on the batch.
     ///
-    /// Mass is the sum of `e^z` over a set of ids by one tree that the vocabulary alone fixes: chunks of
-    /// 1024 ids, in each 32 lanes that add every 32nd id in ascending order, lanes folded by halves
-    /// (lane `j` += lane `j + 16`, then 8, 4, 2, 1), chunks added in ascending order; an id outside the
-    /// set counts 0. fp32 addition is monotone, so mass grows with the set and "shortest" is well defined.
+    /// Mass is the sum of `e^z` over a set of ids in whole units of 2^-40, each weight cut off to them: a
+    /// sum of integers has no order, so that no tree has to be kept, and grows with the set, so that
+    /// "shortest" is well defined. What is cut off is less than 2^-17 of the whole in any vocabulary of
+    /// 2^23 ids, the most there may be; `top_p` times the mass is rounded up.
     ///
     /// The target and the draft use the same operation with the same parameters: each draws with the
     /// same noise from its own distribution, so that they agree as often as (1 - TV) / (1 + TV) at
@@ -83,7 +87,7 @@ operation! {
 /// Operands of [`Sample`].
 #[derive(Debug)]
 pub struct SampleArgs<'a, B: Backend> {
-    /// `[rows]`: the chosen ids; -1 where everything is masked; 0 in rows of padding or of nobody.
+    /// `[rows]`: the chosen ids; -1 where everything is masked and in rows of padding or of nobody.
     pub choice: TensorMut<'a, B, i32, 1>,
     /// `[slots + 1]`: sticky fault words.
     pub faults: TensorMut<'a, B, u64, 1>,
@@ -97,11 +101,76 @@ pub struct SampleArgs<'a, B: Backend> {
     pub prompt: Tensor<'a, B, i32, 1>,
     /// How each slot draws.
     pub sampling: Sampling<'a, B>,
+    /// `[workspace]`: [`Sample::workspace_bytes`] on CUDA; the CPU does without. Anything before and after.
+    pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
+/// Where the parts of a workspace of [`Sample`] begin, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct SampleParts {
+    pub(crate) vectors: usize,
+    pub(crate) shaped: usize,
+    pub(crate) shaped_stride: usize,
+    pub(crate) best: usize,
+    pub(crate) drawn: usize,
+    pub(crate) masses: usize,
+    pub(crate) counts: usize,
+    pub(crate) candidates: usize,
+    pub(crate) candidate_counts: usize,
+    pub(crate) bytes: usize,
+}
+
+/// As in the C header.
+const CANDIDATES: usize = 4096;
+const BINS: usize = 256;
+
 impl Sample {
+    /// Bytes of [`SampleArgs::workspace`]; 0 on the CPU.
+    ///
+    /// Mostly the logits behind penalties and bias, for slots that have any.
+    pub fn workspace_bytes(&self) -> usize {
+        self.parts().bytes
+    }
+
+    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2, 4 or 8. No bit depends on it.
+    pub fn with_vectors_per_thread(mut self, vectors: usize) -> Self {
+        self.launch.vectors = Some(vectors);
+        self
+    }
+
+    pub(crate) fn parts(&self) -> SampleParts {
+        let p = &self.problem;
+        if self.launch.multiprocessors.is_none() {
+            return SampleParts::default();
+        }
+        let vectors = self.launch.vectors(p.rows, p.valid);
+        let chunks = p.rows * chunks(p.valid, vectors);
+        let shaped_stride = p.valid.next_multiple_of(4);
+        let mut layout = Layout::default();
+        let mut parts = SampleParts {
+            vectors,
+            shaped: layout.add::<f32>(p.rows * shaped_stride).start,
+            shaped_stride,
+            best: layout.add::<u64>(chunks).start,
+            drawn: layout.add::<u64>(chunks).start,
+            masses: layout.add::<u64>(p.rows * BINS).start,
+            counts: layout.add::<u32>(p.rows * BINS).start,
+            candidates: layout.add::<u64>(p.rows * CANDIDATES).start,
+            candidate_counts: layout.add::<u32>(p.rows).start,
+            bytes: 0,
+        };
+        parts.bytes = layout.bytes();
+        parts
+    }
+
     fn check<B: Backend>(&self, args: &SampleArgs<'_, B>) -> Result<()> {
         let p = &self.problem;
+        check_logits(Self::NAME, p.rows, &self.launch)?;
+        if let Some(workspace) = &args.workspace {
+            workspace.check(Self::NAME, "workspace", [self.workspace_bytes()])?;
+            workspace.check_disjoint(Self::NAME, "workspace")?;
+        }
         args.choice.check(Self::NAME, "choice", [p.rows])?;
         args.faults.check(Self::NAME, "faults", [p.slots + 1])?;
         args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])?;
@@ -135,7 +204,7 @@ operation! {
     /// The same rules as [`Sample`], with noise of its own ([`Use::Draft`](kernels_core::philox::Use)).
     /// The probabilities kept are `e^z / mass` of what the filters left, zero elsewhere; greedy keeps 1
     /// at the choice.
-    DrawDraft, "spec::draw_draft", RejectionProblem, DrawDraftArgs, draw_draft
+    DrawDraft, "spec::draw_draft", RejectionProblem, DrawDraftArgs, draw_draft, on: cpu_only
 }
 
 /// Operands of [`DrawDraft`].
@@ -186,7 +255,7 @@ operation! {
     ///
     /// It accepts more than coupled sampling at high temperature (1 - TV, the optimum), but *which* tokens
     /// come out depends on the drafts: this is the one exception to "speculation changes nothing".
-    Rejection, "spec::rejection", RejectionProblem, RejectionArgs, rejection
+    Rejection, "spec::rejection", RejectionProblem, RejectionArgs, rejection, on: cpu_only
 }
 
 /// Operands of [`Rejection`].
@@ -233,6 +302,7 @@ pub struct ArgmaxProblem {
 impl ArgmaxProblem {
     fn check(&self, op: &'static str) -> Result<()> {
         at_least_one(op, "rows", self.rows)?;
+        at_most(op, "rows", self.rows, i32::MAX as usize)?;
         check_vocab(op, self.vocab, self.valid)
     }
 }
@@ -249,11 +319,37 @@ pub struct ArgmaxArgs<'a, B: Backend> {
     pub choice: TensorMut<'a, B, i32, 1>,
     /// `[rows, vocab]`.
     pub logits: Tensor<'a, B, f32, 2>,
+    /// `[workspace]`: [`Argmax::workspace_bytes`] on CUDA; the CPU does without. Anything before and after.
+    pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
 impl Argmax {
+    /// Bytes of [`ArgmaxArgs::workspace`]; 0 on the CPU.
+    pub fn workspace_bytes(&self) -> usize {
+        let p = &self.problem;
+        match self.launch.multiprocessors {
+            None => 0,
+            Some(_) => 8 * p.rows * chunks(p.valid, self.vectors()),
+        }
+    }
+
+    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2, 4 or 8. No bit depends on it.
+    pub fn with_vectors_per_thread(mut self, vectors: usize) -> Self {
+        self.launch.vectors = Some(vectors);
+        self
+    }
+
+    pub(crate) fn vectors(&self) -> usize {
+        self.launch.vectors(self.problem.rows, self.problem.valid)
+    }
+
     fn check<B: Backend>(&self, args: &ArgmaxArgs<'_, B>) -> Result<()> {
         let p = &self.problem;
+        check_logits(Self::NAME, p.rows, &self.launch)?;
+        if let Some(workspace) = &args.workspace {
+            workspace.check(Self::NAME, "workspace", [self.workspace_bytes()])?;
+            workspace.check_disjoint(Self::NAME, "workspace")?;
+        }
         args.choice.check(Self::NAME, "choice", [p.rows])?;
         args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])
     }

@@ -105,9 +105,7 @@ impl Stop {
         let p = &self.problem;
         args.accepted.check(Self::NAME, "accepted", [p.base.sequences])?;
         args.slots.check(Self::NAME, p.base.slots, p.base.positions)?;
-        args.stops.eos.check(Self::NAME, "stops.eos", [p.base.slots, p.max_eos])?;
-        let stops = [p.base.slots, p.max_stops, p.max_stop_length];
-        args.stops.sequences.check(Self::NAME, "stops.sequences", stops)?;
+        check_stops(Self::NAME, p, &args.stops)?;
         args.rows.check(Self::NAME, p.base.sequences)
     }
 }
@@ -181,13 +179,7 @@ impl Advance {
         args.accepted.check(Self::NAME, "accepted", [p.sequences])?;
         args.slots.check(Self::NAME, p.slots, p.positions)?;
         if let Some(counters) = &args.counters {
-            let columns = p.max_rows;
-            counters.rounds.check(Self::NAME, "counters.rounds", [p.slots, columns + 1])?;
-            counters.verified.check(Self::NAME, "counters.verified", [p.slots, columns])?;
-            counters.accepted.check(Self::NAME, "counters.accepted", [p.slots, columns])?;
-            counters.rounds.check_disjoint(Self::NAME, "counters.rounds")?;
-            counters.verified.check_disjoint(Self::NAME, "counters.verified")?;
-            counters.accepted.check_disjoint(Self::NAME, "counters.accepted")?;
+            check_counters(Self::NAME, p, counters)?;
         }
         args.rows.check(Self::NAME, p.sequences)
     }
@@ -260,4 +252,88 @@ impl Propose {
         }
         args.rows.check(Self::NAME, p.sequences)
     }
+}
+
+/// The bounds of [`Settle`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SettleProblem {
+    /// The bounds of the launch and of what ends a sequence.
+    pub stop: StopProblem,
+    /// See [`AdvanceProblem::flush_after`].
+    pub flush_after: usize,
+}
+
+impl SettleProblem {
+    fn check(&self, op: &'static str) -> Result<()> {
+        self.stop.check(op)
+    }
+}
+
+operation! {
+    /// [`Accept`], [`Stop`], [`Advance`] of a decode round and [`Emit`], in one launch: the same bytes.
+    Settle, "spec::settle", SettleProblem, SettleArgs, settle
+}
+
+/// Operands of [`Settle`].
+#[derive(Debug)]
+pub struct SettleArgs<'a, B: Backend> {
+    /// `[sequences]`: the accept length of each sequence, as [`Advance`] leaves it.
+    pub accepted: TensorMut<'a, B, i32, 1>,
+    /// `[sequences, max_rows + 2]`: accept length, state, new tokens.
+    pub emitted: TensorMut<'a, B, i32, 2>,
+    /// The slots' memory.
+    pub slots: Slots<'a, B>,
+    /// `[rows]`: the target's choice in each row.
+    pub choice: Tensor<'a, B, i32, 1>,
+    /// What ends each slot's sequence.
+    pub stops: Stops<'a, B>,
+    /// Statistics of decode rounds.
+    pub counters: Option<Counters<'a, B>>,
+    /// The rows of the target's pass.
+    pub rows: Rows<'a, B>,
+}
+
+impl Settle {
+    fn check<B: Backend>(&self, args: &SettleArgs<'_, B>) -> Result<()> {
+        let p = &self.problem.stop;
+        let base = &p.base;
+        args.accepted.check(Self::NAME, "accepted", [base.sequences])?;
+        args.emitted.check(Self::NAME, "emitted", [base.sequences, base.max_rows + 2])?;
+        args.emitted.check_disjoint(Self::NAME, "emitted")?;
+        args.slots.check(Self::NAME, base.slots, base.positions)?;
+        args.choice.check(Self::NAME, "choice", [base.rows])?;
+        check_stops(Self::NAME, p, &args.stops)?;
+        if let Some(counters) = &args.counters {
+            check_counters(Self::NAME, base, counters)?;
+        }
+        args.rows.check(Self::NAME, base.sequences)
+    }
+
+    /// The four operations it stands for.
+    pub(crate) fn parts(&self) -> (Accept, Stop, Advance, Emit) {
+        let (stop, launch) = (self.problem.stop, self.launch);
+        let advance =
+            AdvanceProblem { base: stop.base, flush_after: self.problem.flush_after, pass: Pass::Decode };
+        (
+            Accept { problem: stop.base, launch },
+            Stop { problem: stop, launch },
+            Advance { problem: advance, launch },
+            Emit { problem: stop.base, launch },
+        )
+    }
+}
+
+fn check_stops<B: Backend>(op: &'static str, p: &StopProblem, stops: &Stops<'_, B>) -> Result<()> {
+    stops.eos.check(op, "stops.eos", [p.base.slots, p.max_eos])?;
+    stops.sequences.check(op, "stops.sequences", [p.base.slots, p.max_stops, p.max_stop_length])
+}
+
+fn check_counters<B: Backend>(op: &'static str, p: &Problem, counters: &Counters<'_, B>) -> Result<()> {
+    let columns = p.max_rows;
+    counters.rounds.check(op, "counters.rounds", [p.slots, columns + 1])?;
+    counters.verified.check(op, "counters.verified", [p.slots, columns])?;
+    counters.accepted.check(op, "counters.accepted", [p.slots, columns])?;
+    counters.rounds.check_disjoint(op, "counters.rounds")?;
+    counters.verified.check_disjoint(op, "counters.verified")?;
+    counters.accepted.check_disjoint(op, "counters.accepted")
 }

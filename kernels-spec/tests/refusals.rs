@@ -62,8 +62,44 @@ fn plans_refuse_sizes_that_make_no_sense() {
 
 #[test]
 fn plans_for_a_gpu_say_that_there_is_no_kernel() {
+    let base =
+        SampleProblem { sequences: 1, rows: 1, vocab: 4, valid: 4, slots: 1, positions: 8, max_bias: 0 };
+    let rejection = RejectionProblem { base, ring_rows: 1 };
     for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
-        assert!(text(Accept::plan(BASE, &device)).starts_with("spec::accept: built without CUDA kernels"));
+        if cfg!(kernels_built) {
+            Accept::plan(BASE, &device).unwrap();
+        } else {
+            assert!(
+                text(Accept::plan(BASE, &device)).starts_with("spec::accept: built without CUDA kernels")
+            );
+        }
+        // These have none in any build.
+        assert!(text(DrawDraft::plan(rejection, &device)).starts_with("spec::draw_draft: built without"));
+        assert!(text(Rejection::plan(rejection, &device)).starts_with("spec::rejection: built without"));
+    }
+}
+
+#[test]
+fn a_workspace_has_the_size_that_the_plan_says() {
+    let device = cpu();
+    let argmax = Argmax::plan(ArgmaxProblem { rows: 3, vocab: 5, valid: 5 }, &device).unwrap();
+    assert_eq!(argmax.workspace_bytes(), 0, "the CPU does without");
+    let mut memory = [0u8; 4];
+    let (logits, mut choice) = ([0.0; 15], [0; 3]);
+    let args = ArgmaxArgs {
+        choice: TensorMut::new(&mut choice[..], [3]),
+        logits: Tensor::new(&logits[..], [3, 5]),
+        workspace: Some(TensorMut::new(&mut memory[..], [4])),
+    };
+    assert_eq!(text(argmax.run::<Cpu>(&(), args)), "spec::argmax: `workspace` has shape [4], expected [0]");
+    if cfg!(kernels_built) {
+        let device = DeviceInfo::h200();
+        let plan =
+            |rows| Argmax::plan(ArgmaxProblem { rows, vocab: 248_320, valid: 248_320 }, &device).unwrap();
+        // Few rows are dealt to as many blocks as there are, 32 rows to blocks of 4096 ids.
+        assert_eq!(plan(1).workspace_bytes(), 8 * 243);
+        assert_eq!(plan(32).workspace_bytes(), 8 * 32 * 61);
+        assert_eq!(plan(32).with_vectors_per_thread(8).workspace_bytes(), 8 * 32 * 31);
     }
 }
 

@@ -95,6 +95,7 @@ fn unusual_numbers_on_the_device_do_what_the_rules_say() {
             tokens: Tensor::of(&sim.table.tokens, [1, 8]),
             prompt: Tensor::of(&sim.table.prompt, [1]),
             sampling,
+            workspace: None,
         };
         Sample::plan(problem, &cpu()).unwrap().run::<Cpu>(&(), args).unwrap();
         assert_eq!(choice, [1], "{temperature} {top_k} {top_p} {min_p}");
@@ -215,23 +216,9 @@ fn stated(params: &SamplingParams, prompt: usize, tokens: &[i32], logits: &[f32]
     if params.top_k > 0 {
         order.truncate(params.top_k as usize);
     }
-    let mass = |ids: &[usize]| {
-        let mut total = 0.0f32;
-        for chunk in 0..l.len().div_ceil(1024) {
-            let mut lanes = vec![0.0f32; 32];
-            let mut ids: Vec<usize> = ids.iter().copied().filter(|id| id / 1024 == chunk).collect();
-            ids.sort();
-            ids.iter().for_each(|id| lanes[id % 32] += exp(z[*id]));
-            while lanes.len() > 1 {
-                let upper = lanes.split_off(lanes.len() / 2);
-                lanes.iter_mut().zip(upper).for_each(|(a, b)| *a += b);
-            }
-            total += lanes[0];
-        }
-        total
-    };
+    let mass = |ids: &[usize]| ids.iter().map(|id| (exp(z[*id]) * 2.0f32.powi(40)) as u64).sum::<u64>();
     if params.top_p < 1.0 {
-        let wanted = params.top_p * mass(&order);
+        let wanted = (f64::from(params.top_p) * mass(&order) as f64).ceil() as u64;
         let enough = (1..order.len()).find(|n| mass(&order[..*n]) >= wanted);
         order.truncate(enough.unwrap_or(order.len()));
     }
@@ -360,8 +347,11 @@ fn argmax_is_that_of_the_core() {
         [[1.0, 3.0, 3.0, 0.0, 9.0], [NAN, NAN, -INF, NAN, 9.0], [NAN; 5], [-1.0, -2.0, NAN, -0.5, 9.0]]
             .concat();
     let mut choice = [7; 4];
-    let args =
-        ArgmaxArgs { choice: TensorMut::new(&mut choice[..], [4]), logits: Tensor::new(&logits[..], [4, 5]) };
+    let args = ArgmaxArgs {
+        choice: TensorMut::new(&mut choice[..], [4]),
+        logits: Tensor::new(&logits[..], [4, 5]),
+        workspace: None,
+    };
     op.run::<Cpu>(&(), args).unwrap();
     assert_eq!(choice, [1, 2, -1, 3]);
 }

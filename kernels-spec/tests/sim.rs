@@ -282,6 +282,7 @@ impl Sim {
                 tokens: Tensor::of(&self.table.tokens, [problem.slots, problem.positions]),
                 prompt: Tensor::of(&self.table.prompt, [problem.slots]),
                 sampling: self.sampling.lend(),
+                workspace: None,
             },
         )?;
         Ok(choice)

@@ -278,6 +278,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             argmax: None,
             x: hidden.reborrow(),
             weight: Tensor::of(head, [vocab, k]),
+            workspace: None,
         };
         Ok(Head::plan(problem, &cx.device)?.run(&cx.queue, args)?)
     }
@@ -326,5 +327,5 @@ pub(crate) fn linear<B: EngineBackend, A: Activation>(
     let weight_rows = if epilogue == Epilogue::SiluMul { 2 * n } else { n };
     let weight = Tensor::of(weight, [weight_rows, k]);
     let op = Linear::plan(LinearProblem { rows, k, n, epilogue }, &cx.device)?;
-    Ok(op.run(&cx.queue, LinearArgs { out: out.reborrow(), x: x.reborrow(), weight })?)
+    Ok(op.run(&cx.queue, LinearArgs { out: out.reborrow(), x: x.reborrow(), weight, workspace: None })?)
 }

@@ -192,6 +192,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             tokens: Tensor::of(&memory.tokens, [slots, positions]),
             prompt: Tensor::of(&memory.prompt, [slots]),
             sampling: self.choices.sampling.lend(),
+            workspace: None,
         };
         Ok(Sample::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?)
     }

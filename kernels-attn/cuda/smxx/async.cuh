@@ -1,21 +1,14 @@
-// Matrix loads, asynchronous copies and barriers in shared memory that compute capability 8.0 has.
+// What attention alone uses of compute capability 8.0's matrix loads, asynchronous copies and barriers in shared memory.
 #pragma once
 
 #include <cstdint>
 
+#include "lockstep/async.cuh"
 #include "lockstep/mbarrier.cuh"
 
 namespace lockstep::attn {
 
-// Four 8x8 matrices of 16-bit elements: lane 8 i + r names row r of matrix i; lane l gets of each the elements
-// [l / 4][2 (l % 4)] and the next.
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(at));
-}
-
-// The same of the transposed matrices.
+// ldmatrix_x4() of the transposed matrices.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -24,11 +17,6 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t at)
 
 __device__ __forceinline__ void st_shared(uint32_t at, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
-}
-
-// 16 bytes to shared memory; zeros where not `there`, and then nothing is read.
-__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -20,6 +20,8 @@ __device__ __forceinline__ uint32_t apply(int32_t function, uint32_t x, int64_t 
       return philox::bits(make_uint2(x, ~x), 7, uint32_t(index), philox::Use::Draw);
     case LS_CORE_RECIPROCAL: return __float_as_uint(detail::reciprocal_one_to_two(value));
     case LS_CORE_SOFTPLUS: return __float_as_uint(softplus(value));
+    case LS_CORE_EXPONENTIAL: return __float_as_uint(philox::exponential(x));
+    case LS_CORE_GUMBEL: return __float_as_uint(philox::gumbel(x));
     default: return __float_as_uint(philox::uniform(x));
   }
 }
@@ -34,7 +36,7 @@ __global__ void __launch_bounds__(256) math(const ls_core_math_params p) {
 
 extern "C" int32_t ls_core_math_smxx(const ls_core_math_params* p, ls_stream_t stream) {
   using namespace lockstep;
-  if (p->function < LS_CORE_EXP || p->function > LS_CORE_SOFTPLUS) return LS_ERR_UNSUPPORTED;
+  if (p->function < LS_CORE_EXP || p->function > LS_CORE_GUMBEL) return LS_ERR_UNSUPPORTED;
   const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(p->count, 256)));
   return launch(core::math, grid, 256, 0, stream, false, *p);
 }

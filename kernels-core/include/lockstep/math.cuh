@@ -124,6 +124,48 @@ __device__ __forceinline__ float softplus_from(float x, float e) {
 // ln(1 + e^x) = max(x, 0) + ln(1 + e) with e = e^-|x|, and ln(1 + e) = 2 artanh(e / (2 + e)) by its series.
 __device__ __forceinline__ float softplus(float x) { return detail::softplus_from(x, exp(-fabsf(x))); }
 
+namespace detail {
+
+struct NearOne {
+  float k, f;  // x = 2^k (1 + f)
+};
+
+__device__ __forceinline__ NearOne near_one(float x) {
+  constexpr uint32_t kRoot = 0x3f3504f3;  // 0.70710677: what lies below belongs to the power before
+  const uint32_t bits = __float_as_uint(x) - kRoot;
+  const float m = __uint_as_float((bits & 0x7fffffu) + kRoot);
+  return {__int2float_rn(int32_t(bits) >> 23), __fadd_rn(m, -1.0f)};
+}
+
+// k ln 2 + ln(1 + f), ln(1 + f) = 2 artanh(f / (2 + f)) by its series.
+__device__ __forceinline__ float ln_of(float k, float f) {
+  const float s = __fdiv_rn(f, __fadd_rn(2.0f, f));
+  const float square = __fmul_rn(s, s);
+  float p = 2.0f / 13.0f;
+  p = __fmaf_rn(p, square, 2.0f / 11.0f);
+  p = __fmaf_rn(p, square, 2.0f / 9.0f);
+  p = __fmaf_rn(p, square, 2.0f / 7.0f);
+  p = __fmaf_rn(p, square, 2.0f / 5.0f);
+  p = __fmaf_rn(p, square, 2.0f / 3.0f);
+  const float taken = __fmul_rn(s, __fmaf_rn(-square, p, f));
+  return __fmaf_rn(k, kLn2High, __fmaf_rn(k, kLn2Low, __fadd_rn(f, -taken)));
+}
+
+}  // namespace detail
+
+// ln(x) of a normal positive number.
+__device__ __forceinline__ float ln(float x) {
+  const detail::NearOne near = detail::near_one(x);
+  return detail::ln_of(near.k, near.f);
+}
+
+// ln(1 - u) for u in [2^-126, 1 - 2^-24].
+__device__ __forceinline__ float ln_one_minus(float u) {
+  const detail::NearOne near = detail::near_one(__fadd_rn(1.0f, -u));
+  const bool small = u < 0.25f;
+  return detail::ln_of(small ? 0.0f : near.k, small ? -u : near.f);
+}
+
 // 1 / sqrt(x), both steps rounded to nearest.
 __device__ __forceinline__ float rsqrt(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 

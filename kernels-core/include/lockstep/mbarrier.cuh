@@ -57,6 +57,11 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t b
                : "memory");
 }
 
+// Has a tensor map at hand when the first copy asks for it.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // Copies one box of a tensor map of five dimensions to shared memory, aligned as the map's swizzle wants it.
 __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap& map, const int32_t (&at)[5], Barrier& done,
                                             uint64_t cache_policy) {

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "lockstep/math.cuh"
+
 namespace lockstep::philox {
 
 // What a random number is for: separate uses of one (seed, position) must not share numbers.
@@ -34,5 +36,9 @@ __device__ __forceinline__ float uniform(uint32_t bits) {
   const double exact = (double(bits) + 0.5) * 0x1p-32;  // 33 significant bits: exact
   return fminf(__double2float_rn(exact), 0x1.fffffep-1f);
 }
+
+// An exponential number of mean 1, and a standard Gumbel number: the bits of kernels_core::philox.
+__device__ __forceinline__ float exponential(uint32_t bits) { return -ln_one_minus(uniform(bits)); }
+__device__ __forceinline__ float gumbel(uint32_t bits) { return -ln(exponential(bits)); }
 
 }  // namespace lockstep::philox

@@ -15,6 +15,8 @@ struct TensorMap {
   uint64_t sizes[5];
   uint64_t strides[4];  // of the dimensions behind the fastest, in bytes: multiples of 16 below 2^40
   uint32_t box_rows;
+  // Twice the box's rows where neighbours are read soon: weights that stream along K.
+  CUtensorMapL2promotion fetch = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 
   // Returns a status as launchers do.
   int32_t encode(CUtensorMap& map) const {
@@ -32,7 +34,7 @@ struct TensorMap {
     const uint32_t box[5] = {64, box_rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
     const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
         &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<void*>(base), sizes, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, fetch,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? 0 : int32_t(cudaErrorInvalidValue);
   }

@@ -227,6 +227,8 @@ pub fn cpu_equals_cuda(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
         scalar(on, Function::Rsqrt, &words, float(ref_math::rsqrt))?,
         scalar(on, Function::PhiloxBits, &words, noise)?,
         scalar(on, Function::PhiloxUniform, &words, |_, x| canonical(philox::uniform(x)))?,
+        scalar(on, Function::Exponential, &words, |_, x| canonical(philox::exponential(x)))?,
+        scalar(on, Function::Gumbel, &words, |_, x| canonical(philox::gumbel(x)))?,
     ])
 }
 

@@ -107,6 +107,10 @@ pub enum Function {
     Reciprocal = sys::LS_CORE_RECIPROCAL,
     /// [`crate::ref_math::softplus`]
     Softplus = sys::LS_CORE_SOFTPLUS,
+    /// [`crate::philox::exponential`]
+    Exponential = sys::LS_CORE_EXPONENTIAL,
+    /// [`crate::philox::gumbel`]
+    Gumbel = sys::LS_CORE_GUMBEL,
 }
 
 /// `out[i] = function(x[i])`, on bit patterns.

@@ -6,7 +6,7 @@ use kernels_core::{Activation, Cpu, argmax::argmax, ref_math::silu};
 
 pub(super) fn linear<A: Activation, W: Activation>(problem: &LinearProblem, args: LinearArgs<'_, Cpu, A, W>) {
     let LinearProblem { rows, k, epilogue, .. } = *problem;
-    let LinearArgs { mut out, x, weight } = args;
+    let LinearArgs { mut out, x, weight, .. } = args;
     let outputs = problem.weight_rows();
     scratch::with([rows * k, outputs * rows, outputs], |[wide, sums, line]| {
         widen(&x, wide);
@@ -50,7 +50,7 @@ wide! {
 
 pub(super) fn head<A: Activation, W: Activation>(problem: &HeadProblem, args: HeadArgs<'_, Cpu, A, W>) {
     let HeadProblem { rows, k, valid, .. } = *problem;
-    let HeadArgs { mut logits, argmax: mut best, x, weight } = args;
+    let HeadArgs { mut logits, argmax: mut best, x, weight, .. } = args;
     let weight = weight.rows(0..valid);
     scratch::with([rows * k, valid * rows, valid], |[wide, sums, line]| {
         widen(&x, wide);

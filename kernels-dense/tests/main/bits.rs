@@ -252,6 +252,7 @@ pub(crate) fn strided_operands_and_their_gaps() {
             out: TensorMut::of(&mut wide_out, [rows, n]).with_strides([out_stride, 1]),
             x: Tensor::of(&wide_x, [rows, k]).with_strides([x_stride, 1]),
             weight: Tensor::of(&wide_w, [n, k]).with_strides([w_stride, 1]),
+            workspace: None,
         };
         Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();
         let packed = linear(problem, &poison::<bf16>(rows * n), &x, &weight);

@@ -22,6 +22,7 @@ pub(crate) fn linear<A: Activation, W: Activation>(
         out: TensorMut::new(&mut out[..], [rows, n]),
         x: Tensor::new(x, [rows, k]),
         weight: Tensor::new(weight, [problem.weight_rows(), k]),
+        workspace: None,
     };
     Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();
     out
@@ -39,6 +40,7 @@ pub(crate) fn head<A: Activation, W: Activation>(
         argmax: Some(TensorMut::new(&mut best[..], [rows])),
         x: Tensor::new(x, [rows, k]),
         weight: Tensor::new(weight, [vocab, k]),
+        workspace: None,
     };
     Head::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();
     (logits, best)

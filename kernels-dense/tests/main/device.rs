@@ -287,12 +287,12 @@ pub(crate) fn what_has_no_kernel_is_refused(device: &Device) {
     let text = embed.run(queue, args).unwrap_err().to_string();
     assert_eq!(text, "dense::embed: a table of f32 on CUDA (bf16 is) is not supported");
     // An operation without a kernel, planned for the CPU.
-    let problem = LinearProblem { rows: 2, k: 16, n: 2, epilogue: Epilogue::Store };
-    let args = LinearArgs::<Cuda> {
-        out: TensorMut::of(&mut out, [2, 2]),
-        x: Tensor::of(&x, [2, 16]),
-        weight: Tensor::of(&x, [2, 16]),
+    let args = SiluMulArgs::<Cuda> {
+        out: TensorMut::of(&mut out, [2, 16]),
+        gate: Tensor::of(&x, [2, 16]),
+        up: Tensor::of(&x, [2, 16]),
     };
-    let refused = Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(queue, args);
-    assert!(matches!(refused, Err(Error::NotBuilt { op: "dense::linear" })));
+    let refused =
+        SiluMul::plan(SiluMulProblem { rows: 2, n: 16 }, &DeviceInfo::cpu()).unwrap().run(queue, args);
+    assert!(matches!(refused, Err(Error::NotBuilt { op: "dense::silu_mul" })));
 }

@@ -82,12 +82,19 @@ pub(crate) fn head_gives_one_output_without_the_other() {
                 argmax: Some(TensorMut::of(&mut best, [2])),
                 x: tx.clone(),
                 weight: tw.clone(),
+                workspace: None,
             },
         )
         .unwrap();
         op.run::<Cpu, f32, f32>(
             &(),
-            HeadArgs { logits: Some(TensorMut::of(&mut logits, [2, 3])), argmax: None, x: tx, weight: tw },
+            HeadArgs {
+                logits: Some(TensorMut::of(&mut logits, [2, 3])),
+                argmax: None,
+                x: tx,
+                weight: tw,
+                workspace: None,
+            },
         )
         .unwrap();
         assert_eq!(best, [1, 2]);

@@ -1,6 +1,6 @@
 //! The contract of the dense operators: equal bytes where it says equal, derived bounds elsewhere.
 //!
-//! The norms and the embedding run on both backends. Without a GPU the CUDA cases show as ignored, with the reason.
+//! Linear layers, the head, norms and the embedding run on both backends. Without a GPU the CUDA cases show as ignored, with the reason.
 
 mod accuracy;
 mod approx;
@@ -10,7 +10,10 @@ mod bits;
 mod calls;
 #[cfg(feature = "cuda")]
 mod device;
+#[cfg(feature = "cuda")]
+mod device_layers;
 mod golden;
+mod layers;
 mod literal;
 mod moe;
 mod properties;
@@ -74,6 +77,12 @@ fn main() {
         one_product_rounded_before_it_is_added
         a_sum_whose_order_depends_on_the_rows
         experts_added_in_order_of_arrival);
+    both!(suite, layers::rows_are_single_rows);
+    both!(suite, layers::odd_rows_keep_to_themselves);
+    both!(suite, layers::epilogues_are_their_parts);
+    both!(suite, layers::heads_choose_among_their_logits);
+    both!(suite, layers::sums_are_within_their_bound);
+    both!(suite, layers::no_rows_do_nothing);
     both!(suite, rows::rows_are_single_rows);
     both!(suite, rows::a_row_of_nan_keeps_to_itself);
     both!(suite, rows::fused_norms_are_their_parts);
@@ -92,6 +101,16 @@ fn main() {
     gpu!(suite, "cuda::device::offsets_are_64_bits", |device| device::offsets_are_64_bits(device));
     gpu!(suite, "cuda::device::what_has_no_kernel_is_refused", |device| {
         device::what_has_no_kernel_is_refused(device)
+    });
+    gpu!(suite, "cuda::layers::grids_share_their_bits", |device| {
+        device_layers::grids_share_their_bits(device)
+    });
+    gpu!(suite, "cuda::layers::layers_replay", |device| device_layers::layers_replay(device));
+    gpu!(suite, "cuda::layers::layers_wait_for_a_slow_producer", |device| {
+        device_layers::layers_wait_for_a_slow_producer(device)
+    });
+    gpu!(suite, "cuda::layers::layers_refuse_by_name", |device| {
+        device_layers::layers_refuse_by_name(device)
     });
     suite.run()
 }

@@ -60,9 +60,12 @@ pub(crate) fn plans_refuse_sizes_by_name_and_value() {
 }
 
 pub(crate) fn plans_for_a_device_say_that_there_are_no_kernels_yet() {
-    let problem = LinearProblem { rows: 1, k: 4, n: 4, epilogue: Epilogue::Store };
+    let moe =
+        MoeProblem { rows: 1, hidden: 8, experts: 4, top_k: 2, intermediate: 8, shared_intermediate: 8 };
     for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
-        assert!(matches!(Linear::plan(problem, &device), Err(Error::NotBuilt { op: "dense::linear" })));
+        let silu_mul = SiluMul::plan(SiluMulProblem { rows: 1, n: 8 }, &device);
+        assert!(matches!(silu_mul, Err(Error::NotBuilt { op: "dense::silu_mul" })));
+        assert!(matches!(Moe::plan(moe, &device), Err(Error::NotBuilt { op: "dense::moe" })));
     }
 }
 
@@ -85,6 +88,7 @@ pub(crate) fn operands_are_checked_by_name() {
             out: TensorMut::of(&mut out, [2, 4]).with_strides(out_strides),
             x: Tensor::of(&x, x_dims).with_strides(x_strides),
             weight: Tensor::of(&weight, weight_dims),
+            workspace: None,
         };
         op.run(&(), args)
     };
@@ -107,6 +111,7 @@ pub(crate) fn operands_are_checked_by_name() {
         argmax: None,
         x: Tensor::of(&x, [2, 3]),
         weight: Tensor::of(&weight, [8, 3]),
+        workspace: None,
     };
     let want = "dense::head: the number of outputs is 0; one of `logits` and `argmax` must be given";
     refused(op.run(&(), args), want);

@@ -77,7 +77,7 @@ impl<A: Activation> Data<A> {
 
 /// Elements of poison behind each part, and once more behind each row: 16 bytes of bf16, so that vectors stay
 /// aligned.
-const GAP: usize = 8;
+pub(crate) const GAP: usize = 8;
 
 pub(crate) struct World<B: Place, A: Activation> {
     queue: B::Queue,
@@ -97,11 +97,11 @@ pub(crate) struct World<B: Place, A: Activation> {
 }
 
 /// Elements from one part to the next, and from one row to the next.
-fn strides(parts: usize, n: usize) -> [usize; 3] {
+pub(crate) fn strides(parts: usize, n: usize) -> [usize; 3] {
     [parts * (n + GAP) + GAP, n + GAP, 1]
 }
 
-fn spread<A: Activation>(packed: &[A], parts: usize, n: usize) -> Vec<A> {
+pub(crate) fn spread<A: Activation>(packed: &[A], parts: usize, n: usize) -> Vec<A> {
     let mut all = Vec::new();
     for row in packed.chunks(parts * n) {
         for part in row.chunks(n) {
@@ -113,7 +113,7 @@ fn spread<A: Activation>(packed: &[A], parts: usize, n: usize) -> Vec<A> {
     all
 }
 
-fn packed<A: Activation>(what: &str, all: &[A], parts: usize, n: usize) -> Vec<Vec<A>> {
+pub(crate) fn packed<A: Activation>(what: &str, all: &[A], parts: usize, n: usize) -> Vec<Vec<A>> {
     let [row, part, _] = strides(parts, n);
     let rows = all.chunks(row).map(|row| {
         assert_same_bits(&format!("gap between rows of {what}"), &row[parts * part..], &[poison(); GAP]);

@@ -8,10 +8,9 @@ use kernels_core::{
     ref_math::{exp, vectorised},
 };
 
-/// Ids per chunk of the mass tree.
-const CHUNK: usize = 1024;
-/// Lanes per chunk.
-const LANES: usize = 32;
+/// Fixed-point units of weight 1: exact for every weight from 2^-16 on, and what is cut off below is less
+/// than 2^-40 of the largest. 2^23 weights of at most 1 fit 64 bits.
+const UNIT: f32 = (1u64 << 40) as f32;
 const MASKED: f32 = f32::NEG_INFINITY;
 
 /// How one slot draws.
@@ -112,37 +111,31 @@ fn ordered(x: f32) -> u32 {
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
-/// The sum of the weights whose order is at least `least`, by the tree that [`Sample`](crate::Sample)
-/// describes.
-pub(super) fn mass(weights: &[f32], order: &[u32], least: u32) -> f32 {
+/// The sum of the weights whose order is at least `least`, in units of 2^-40.
+///
+/// Of integers, so that it has no order: on a GPU all blocks add to it at once.
+pub(super) fn mass(weights: &[f32], order: &[u32], least: u32) -> u64 {
     vectorised(
         #[inline(always)]
         || {
-            let mut total = 0.0;
-            for (weights, order) in weights.chunks(CHUNK).zip(order.chunks(CHUNK)) {
-                let mut lanes = [0.0f32; LANES];
-                let (w, o) = (weights.chunks_exact(LANES), order.chunks_exact(LANES));
-                let (w_rest, o_rest) = (w.remainder(), o.remainder());
-                for (w, o) in w.zip(o) {
-                    for lane in 0..LANES {
-                        lanes[lane] += if o[lane] >= least { w[lane] } else { 0.0 };
-                    }
-                }
-                for lane in 0..w_rest.len() {
-                    lanes[lane] += if o_rest[lane] >= least { w_rest[lane] } else { 0.0 };
-                }
-                let mut half = LANES / 2;
-                while half > 0 {
-                    for lane in 0..half {
-                        lanes[lane] += lanes[lane + half];
-                    }
-                    half /= 2;
-                }
-                total += lanes[0];
+            let mut total = 0;
+            for (w, o) in weights.iter().zip(order) {
+                total += if *o >= least { units(*w) } else { 0 };
             }
             total
         },
     )
+}
+
+/// A weight of at most 1 in units of 2^-40, cut off.
+#[inline(always)]
+fn units(weight: f32) -> u64 {
+    (weight * UNIT) as u64
+}
+
+/// The share `top_p < 1` of a mass, rounded up to whole units.
+fn share(top_p: f32, mass: u64) -> u64 {
+    (f64::from(top_p) * mass as f64).ceil() as u64
 }
 
 impl Distribution {
@@ -237,9 +230,9 @@ impl Distribution {
     }
 
     fn keep_top_p(&mut self, top_p: f32) {
-        let wanted = top_p * mass(&self.weights, &self.order, 0);
-        // The largest threshold that leaves enough. All ids do (the mass is monotone and top_p < 1), and
-        // the likeliest one is kept whatever it weighs.
+        let wanted = share(top_p, mass(&self.weights, &self.order, 0));
+        // The largest threshold that leaves enough. All ids do (top_p < 1), and the likeliest one is kept
+        // whatever it weighs.
         let (mut enough, mut top) = (0, self.order.iter().copied().max().unwrap_or(0));
         while enough < top {
             let middle = enough + (top - enough).div_ceil(2);
@@ -252,17 +245,11 @@ impl Distribution {
         // Among equal logits at the threshold, as few as will do: those of the smallest ids.
         let alive = |id: &usize| self.z[*id] > MASKED && self.order[*id] == enough;
         let ties: Vec<usize> = (0..self.z.len()).filter(alive).collect();
-        let (mut fewest, mut most) = (1, ties.len());
-        let mut some = Vec::new();
-        while fewest < most {
-            let middle = (fewest + most) / 2;
-            some.clone_from(&self.weights);
-            ties[middle..].iter().for_each(|id| some[*id] = 0.0);
-            if mass(&some, &self.order, enough) >= wanted {
-                most = middle;
-            } else {
-                fewest = middle + 1;
-            }
+        let mut so_far = enough.checked_add(1).map_or(0, |above| mass(&self.weights, &self.order, above));
+        let mut most = 0;
+        while most < ties.len() && (most == 0 || so_far < wanted) {
+            so_far += units(self.weights[ties[most]]);
+            most += 1;
         }
         let last = ties.get(most.saturating_sub(1)).copied();
         for id in 0..self.z.len() {
@@ -317,7 +304,7 @@ impl Distribution {
             Left::Nothing => {}
             Left::One(id) => self.probabilities[id] = 1.0,
             Left::Many(_) => {
-                let total = mass(&self.weights, &self.order, 0);
+                let total = (mass(&self.weights, &self.order, 0) as f64 / f64::from(UNIT)) as f32;
                 for (p, w) in self.probabilities.iter_mut().zip(&self.weights) {
                     *p = w / total;
                 }
@@ -382,20 +369,26 @@ mod tests {
     }
 
     #[test]
-    fn mass_follows_the_written_tree() {
-        // 2^24 swallows a 1 added to it, so the result shows the order of the additions.
-        let big = 16_777_216.0;
-        let mut weights = vec![0.0; 2048 + 40];
-        weights[0] = big; // chunk 0, lane 0
-        weights[32] = 1.0; // the same lane, swallowed
-        weights[16] = 1.0; // lane 16: alone, then folded into lane 0, swallowed
-        (weights[1], weights[2]) = (1.0, 1.0); // lanes 1 and 2: 2 + nothing = lane 0 gets lane 2, then 1
-        weights[1024] = 1.0; // chunk 1: 1 + 1, not swallowed
-        weights[1024 + 33] = 1.0;
-        weights[2048 + 39] = 2.0;
-        let order = vec![1; weights.len()];
-        assert_eq!(mass(&weights, &order, 1), big + 2.0 + 2.0);
-        assert_eq!(mass(&weights, &order, 2), 0.0);
-        assert_eq!(mass(&[], &[], 0), 0.0);
+    fn mass_has_no_order() {
+        // Whole units each: small weights are not swallowed by large ones.
+        let mut weights = vec![0.0; 3000];
+        (weights[7], weights[2999]) = (1.0, 1.0);
+        weights[100..1124].fill(2.0f32.powi(-40));
+        weights[2000] = 1.9 * 2.0f32.powi(-41);
+        let mut order = vec![1; weights.len()];
+        assert_eq!(mass(&weights, &order, 1), (2 << 40) + 1024);
+        order[7] = 2;
+        assert_eq!(mass(&weights, &order, 2), 1 << 40);
+        assert_eq!(mass(&weights, &order, 3), 0);
+        assert_eq!(mass(&[], &[], 0), 0);
+    }
+
+    #[test]
+    fn shares_are_rounded_up() {
+        assert_eq!([share(0.5, 7), share(0.5, 8), share(0.0, 9), share(-1.0, 9)], [4, 4, 0, 0]);
+        let below_one = 1.0 - f32::EPSILON / 2.0;
+        for total in [1u64, 1 << 40, (1 << 63) - 1, 1 << 63] {
+            assert!(share(below_one, total) <= total);
+        }
     }
 }

@@ -9,7 +9,7 @@ mod settle;
 pub(crate) use hidden::{carry, keep_hidden, take_last};
 pub(crate) use inputs::{chain_inputs, draft_inputs, last_rows, prefill_inputs, target_inputs};
 pub(crate) use sample::{argmax, draw_draft, rejection, sample};
-pub(crate) use settle::{accept, advance, emit, propose, stop};
+pub(crate) use settle::{accept, advance, emit, propose, settle, stop};
 
 use crate::{Problem, Slots, State};
 use kernels_core::{

@@ -1,11 +1,11 @@
 //! Accept, stop, advance, propose.
 
 use crate::{
-    Accept, AcceptArgs, Advance, AdvanceArgs, Emit, EmitArgs, Pass, Problem, Propose, ProposeArgs, Slots,
-    State, Stop, StopArgs, Stops,
+    Accept, AcceptArgs, Advance, AdvanceArgs, Counters, Emit, EmitArgs, Pass, Problem, Propose, ProposeArgs,
+    Settle, SettleArgs, Slots, State, Stop, StopArgs, Stops,
 };
 use kernels_core::{
-    Cpu, Rows, fault,
+    Cpu, Rows, Tensor, fault,
     slots::{FaultKind, Sequence, flushes},
 };
 
@@ -218,4 +218,30 @@ pub(crate) fn propose(op: &Propose, mut args: ProposeArgs<'_, Cpu>) {
             args.slots.proposed.set([slot], proposed as i32 + 1);
         }
     }
+}
+
+pub(crate) fn settle(op: &Settle, args: SettleArgs<'_, Cpu>) {
+    let (one, two, three, four) = op.parts();
+    let SettleArgs { mut accepted, emitted, mut slots, choice, stops, mut counters, rows } = args;
+    accept(
+        &one,
+        AcceptArgs {
+            accepted: accepted.reborrow(),
+            slots: slots.reborrow(),
+            choice: choice.reborrow(),
+            rows: rows.reborrow(),
+        },
+    );
+    let stops = Stops { eos: stops.eos.reborrow(), sequences: stops.sequences.reborrow() };
+    let (a, s) = (accepted.reborrow(), slots.reborrow());
+    stop(&two, StopArgs { accepted: a, slots: s, stops, rows: rows.reborrow() });
+    let counters = counters.as_mut().map(|c| Counters {
+        rounds: c.rounds.reborrow(),
+        verified: c.verified.reborrow(),
+        accepted: c.accepted.reborrow(),
+    });
+    let (a, s) = (accepted.reborrow(), slots.reborrow());
+    advance(&three, AdvanceArgs { accepted: a, slots: s, counters, rows: rows.reborrow() });
+    let accepted = Tensor::new(&*accepted.data, accepted.dims);
+    emit(&four, EmitArgs { emitted, accepted, slots, rows });
 }

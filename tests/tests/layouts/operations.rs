@@ -253,10 +253,11 @@ fn spec_choices(checks: &mut Checks) {
     let base =
         SampleProblem { sequences: 3, rows: 23, vocab: 33, valid: 30, slots: 5, positions: 32, max_bias: 12 };
     let rejection = RejectionProblem { base, ring_rows: 11 };
-    checks.op("kernels_spec::SampleArgs", &[], |o| {
+    checks.op("kernels_spec::SampleArgs", &[("workspace", 0)], |o| {
         let (choice, faults, logits) = (o.write("choice"), o.faults(), o.read("logits"));
         let (rows, tokens, prompt) = (o.rows("rows"), o.read("tokens"), o.read("prompt"));
-        let args = SampleArgs { choice, faults, logits, rows, tokens, prompt, sampling: o.sampling() };
+        let (sampling, workspace) = (o.sampling(), Some(o.write("workspace")));
+        let args = SampleArgs { choice, faults, logits, rows, tokens, prompt, sampling, workspace };
         Sample::plan(base, &device)?.run::<Cpu>(&(), args)
     });
     checks.op("kernels_spec::DrawDraftArgs", &[], |o| {
@@ -272,8 +273,9 @@ fn spec_choices(checks: &mut Checks) {
         let args = RejectionArgs { accepted, slots, logits, probabilities, rows, sampling: o.sampling() };
         Rejection::plan(rejection, &device)?.run::<Cpu>(&(), args)
     });
-    checks.op("kernels_spec::ArgmaxArgs", &[], |o| {
-        let args = ArgmaxArgs { choice: o.write("choice"), logits: o.read("logits") };
+    checks.op("kernels_spec::ArgmaxArgs", &[("workspace", 0)], |o| {
+        let workspace = Some(o.write("workspace"));
+        let args = ArgmaxArgs { choice: o.write("choice"), logits: o.read("logits"), workspace };
         Argmax::plan(ArgmaxProblem { rows: 23, vocab: 33, valid: 30 }, &device)?.run::<Cpu>(&(), args)
     });
 }
@@ -302,6 +304,13 @@ fn spec_settling(checks: &mut Checks) {
         let (emitted, accepted) = (o.write("emitted"), o.read("accepted"));
         let args = EmitArgs { emitted, accepted, slots: o.slots(), rows: o.rows("rows") };
         Emit::plan(BASE, &device)?.run::<Cpu>(&(), args)
+    });
+    checks.op("kernels_spec::SettleArgs", &[], |o| {
+        let (accepted, emitted, slots) = (o.write("accepted"), o.write("emitted"), o.slots());
+        let (choice, stops, counters) = (o.read("choice"), o.stops(), Some(o.counters()));
+        let args = SettleArgs { accepted, emitted, slots, choice, stops, counters, rows: o.rows("rows") };
+        let stop = StopProblem { base: BASE, max_eos: 14, max_stops: 15, max_stop_length: 17 };
+        Settle::plan(SettleProblem { stop, flush_after: 2 }, &device)?.run::<Cpu>(&(), args)
     });
     checks.op("kernels_spec::ProposeArgs", &[], |o| {
         let args = ProposeArgs { slots: o.slots(), choice: Some(o.read("choice")), rows: o.rows("rows") };
@@ -335,18 +344,20 @@ fn spec_hidden(checks: &mut Checks) {
 fn dense(checks: &mut Checks) {
     use kernels_dense::*;
     let device = DeviceInfo::cpu();
-    let sizes = [("k", 6), ("n", 9)];
+    let sizes = [("k", 6), ("n", 9), ("workspace", 0)];
     for epilogue in [Epilogue::Store, Epilogue::AddTo, Epilogue::SiluMul] {
         let problem = LinearProblem { rows: 23, k: 6, n: 9, epilogue };
-        let sizes = [sizes[0], sizes[1], ("weight_rows", problem.weight_rows())];
+        let sizes = [&sizes[..], &[("weight_rows", problem.weight_rows())]].concat();
         checks.op("kernels_dense::LinearArgs", &sizes, |o| {
-            let args = LinearArgs { out: o.write("out"), x: o.read("x"), weight: o.read("weight") };
+            let (x, weight, workspace) = (o.read("x"), o.read("weight"), Some(o.write("workspace")));
+            let args = LinearArgs { out: o.write("out"), x, weight, workspace };
             Linear::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
         });
     }
     checks.op("kernels_dense::HeadArgs", &sizes, |o| {
         let (logits, argmax) = (Some(o.write("logits")), Some(o.write("argmax")));
-        let args = HeadArgs { logits, argmax, x: o.read("x"), weight: o.read("weight") };
+        let (x, weight, workspace) = (o.read("x"), o.read("weight"), Some(o.write("workspace")));
+        let args = HeadArgs { logits, argmax, x, weight, workspace };
         let problem = HeadProblem { rows: 23, k: 6, vocab: 33, valid: 30 };
         Head::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
     });

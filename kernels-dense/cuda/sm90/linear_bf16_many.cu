@@ -1,0 +1,18 @@
+// Linear layers by WGMMA, bf16: more than 64 rows at a time.
+#include "stream.cuh"
+
+namespace lockstep::dense::sm90 {
+template <Kind kKind>
+int32_t launch_wide(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
+  if (columns == 128) return launch_columns<128, 2, kKind>(layer, blocks, programmatic, stream);
+  if (columns == 256) return launch_columns<256, 2, kKind>(layer, blocks, programmatic, stream);
+  return LS_ERR_UNSUPPORTED;
+}
+
+int32_t launch_many(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
+  return launch_wide<Kind::Linear>(layer, columns, blocks, programmatic, stream);
+}
+int32_t launch_many_gated(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
+  return launch_wide<Kind::Gated>(layer, columns, blocks, programmatic, stream);
+}
+}  // namespace lockstep::dense::sm90

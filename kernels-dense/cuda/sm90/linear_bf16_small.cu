@@ -1,0 +1,8 @@
+// Linear layers by WGMMA, bf16: weights too small for tiles of 128 features.
+#include "stream.cuh"
+
+namespace lockstep::dense::sm90 {
+int32_t launch_small(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
+  return launch_few<1, Kind::Linear>(layer, columns, blocks, programmatic, stream);
+}
+}  // namespace lockstep::dense::sm90

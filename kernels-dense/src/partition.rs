@@ -1,0 +1,243 @@
+//! How the CUDA kernels of [`Linear`](crate::Linear) and [`Head`](crate::Head) cut a weight, and how they are launched.
+//!
+//! The segments of k are a function of the weight's shape: they decide bits. Everything else is a matter of speed.
+
+use crate::plan;
+use kernels_core::{Arch, Archs, DeviceInfo, Error, Result};
+
+/// Which kernels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// `mma.sync` and `cp.async`: compute capability 8.0 and everything after it.
+    Sm80,
+    /// WGMMA and bulk tensor copies: Hopper.
+    Sm90,
+}
+
+/// What a launch of the linear kernels may choose. No output bit depends on it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Which kernels run.
+    pub path: Path,
+    /// Rows of the weight that a block has at a time: 64 or 128; on [`Path::Sm90`] only.
+    pub tile_rows: usize,
+    /// Thread blocks; on [`Path::Sm90`] only.
+    pub blocks: usize,
+}
+
+/// Elements of k that are loaded together.
+const STEP: usize = 64;
+/// Tiles of 64 rows that make a weight large enough for the whole chip, whatever it is; smaller ones are cut along k
+/// into about as many units. A number of the rule, not of a device.
+const ENOUGH: usize = 256;
+/// Shorter segments would cost more in adding up than in reading.
+const FEWEST_STEPS: usize = 8;
+/// `LS_DENSE_ZEROED_WORDS`, in bytes.
+const ZEROED: usize = 4 * 2048;
+/// `LS_DENSE_MAX_BLOCKS`.
+const MAX_BLOCKS: usize = 1024;
+/// Rows of x that are computed together.
+const COLUMNS_SM90: [usize; 8] = [8, 16, 24, 32, 48, 64, 128, 256];
+const COLUMNS_SM80: [usize; 4] = [8, 16, 32, 64];
+
+/// Length of the contiguous segments of k, each of which is one chain of sums: a function of the weight's shape alone.
+pub(crate) fn segment(k: usize, weight_rows: usize) -> usize {
+    let steps = k.div_ceil(STEP);
+    let wanted = ENOUGH.div_ceil(weight_rows.div_ceil(64));
+    steps.div_ceil(wanted).max(FEWEST_STEPS).min(steps) * STEP
+}
+
+/// The weight and what is made of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Linear,
+    Gated,
+    Head,
+}
+
+/// A launch on a CUDA device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stream {
+    form: Form,
+    rows: usize,
+    n: usize,
+    steps: usize,
+    pub(crate) segment: usize,
+    pub(crate) columns: usize,
+    pub(crate) grid: Grid,
+    pub(crate) programmatic: bool,
+}
+
+impl Stream {
+    /// How to run it on `device`; `None` on the CPU. `n`: features of the output.
+    pub(crate) fn plan(
+        op: &'static str,
+        form: Form,
+        [rows, k, n]: [usize; 3],
+        device: &DeviceInfo,
+        built: Archs,
+    ) -> Result<Option<Self>> {
+        plan::vectors(op, k, device)?;
+        plan::vectors(op, n, device)?;
+        if !plan::has_kernel(op, device, built)? {
+            return Ok(None);
+        }
+        let weight_rows = if form == Form::Gated { 2 * n } else { n };
+        let segment = segment(k, weight_rows);
+        let hopper = built.sm90a && device.arch == Some(Arch::SM90);
+        let path = if hopper { Path::Sm90 } else { Path::Sm80 };
+        let grid = Grid { path, tile_rows: 128, blocks: 1 };
+        let mut stream =
+            Stream { form, rows, n, steps: k.div_ceil(STEP), segment, columns: 0, grid, programmatic: false };
+        if stream.units().saturating_mul(segment / STEP) > i32::MAX as usize {
+            let what = format!("a weight of {weight_rows} x {k} on CUDA");
+            return Err(Error::Unsupported { op, what });
+        }
+        // Tiles of 64 rows where those of 128 would leave an eighth of the chip without any.
+        if form == Form::Linear && rows <= 64 && 8 * stream.units() < 7 * device.multiprocessors {
+            stream.grid.tile_rows = 64;
+        }
+        let blocks = stream.units().min(device.multiprocessors.max(1));
+        Ok(Some(stream.with(Grid { blocks, ..stream.grid })))
+    }
+
+    /// The same with another grid; what the kernels do not have becomes what they have.
+    pub(crate) fn with(self, grid: Grid) -> Self {
+        let mut stream = Stream { grid, ..self };
+        if self.form != Form::Linear || self.rows > 64 || grid.path == Path::Sm80 {
+            stream.grid.tile_rows = 128;
+        }
+        let columns: &[usize] = match (grid.path, self.form) {
+            (Path::Sm80, Form::Gated) => &COLUMNS_SM80[..3],
+            (Path::Sm80, _) => &COLUMNS_SM80,
+            (Path::Sm90, Form::Head) => &COLUMNS_SM90[..6],
+            (Path::Sm90, _) => &COLUMNS_SM90,
+        };
+        let most = columns[columns.len() - 1];
+        stream.columns = columns.iter().copied().find(|c| *c >= self.rows).unwrap_or(most);
+        stream.grid.blocks = grid.blocks.min(stream.units()).clamp(1, MAX_BLOCKS);
+        stream
+    }
+
+    fn segments(&self) -> usize {
+        self.steps.div_ceil(self.segment / STEP)
+    }
+
+    /// Tiles times segments.
+    fn units(&self) -> usize {
+        let features = if self.form == Form::Gated { 64 } else { self.grid.tile_rows };
+        self.n.div_ceil(features) * self.segments()
+    }
+
+    /// Bytes of the workspace: words that are zero between runs, then what may be anything.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        let Grid { path, tile_rows, blocks } = self.grid;
+        let head = self.form == Form::Head;
+        match path {
+            // The best of each 64 ids, for each row.
+            Path::Sm80 if head => ZEROED + 8 * self.n.div_ceil(64) * self.rows,
+            Path::Sm80 => 0,
+            Path::Sm90 => {
+                let tiles = blocks + if self.segments() > 1 { self.units() } else { 0 };
+                let best = if head { 8 * blocks * self.columns } else { 0 };
+                ZEROED + 4 * tiles * tile_rows * self.columns + best
+            }
+        }
+    }
+
+    /// Where the second part of the workspace begins.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn scratch_offset() -> usize {
+        ZEROED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOTH: Archs = Archs { sm80: true, sm90a: true };
+
+    fn stream(form: Form, rows: usize, n: usize, k: usize) -> Stream {
+        Stream::plan("dense::test", form, [rows, k, n], &DeviceInfo::h200(), BOTH).unwrap().unwrap()
+    }
+
+    #[test]
+    fn segments_of_real_weights() {
+        for (n, k, want, segments) in [
+            (5120, 6144, 1536, 4),
+            (14336, 5120, 2560, 2),
+            (5120, 17408, 4352, 4),
+            (34816, 5120, 5120, 1),
+            (96, 5120, 512, 10),
+            (16384, 5120, 5120, 1),
+            (248_320, 5120, 5120, 1),
+            (5120, 10240, 2560, 4),
+            (2048, 4096, 512, 8),
+            (9216, 2048, 1024, 2),
+            (12288, 2048, 1024, 2),
+            (256, 2048, 512, 4),
+            (2048, 512, 512, 1),
+            (1024, 2048, 512, 4),
+            (8, 8, 64, 1),
+        ] {
+            assert_eq!(segment(k, n), want, "{n} x {k}");
+            assert_eq!(k.div_ceil(want), segments, "{n} x {k}");
+        }
+    }
+
+    #[test]
+    fn rows_choose_everything_but_segments() {
+        for (n, k) in [(5120, 6144), (96, 5120), (34816, 5120), (2048, 512)] {
+            for rows in 1..=1024 {
+                let s = stream(Form::Linear, rows, n, k);
+                assert_eq!(s.segment, segment(k, n));
+                assert!(s.grid.blocks <= s.units() && s.columns >= rows.min(256));
+                assert!(s.grid.tile_rows == 128 || rows <= 64);
+            }
+        }
+    }
+
+    #[test]
+    fn grids_of_an_h200() {
+        let grid = |rows, n, k| stream(Form::Linear, rows, n, k).grid;
+        let sm90 = |tile_rows, blocks| Grid { path: Path::Sm90, tile_rows, blocks };
+        assert_eq!(grid(1, 5120, 6144), sm90(128, 132));
+        assert_eq!(grid(1, 16384, 5120), sm90(128, 128));
+        assert_eq!(grid(1, 96, 5120), sm90(64, 20));
+        assert_eq!(grid(65, 96, 5120), sm90(128, 10));
+        assert_eq!(grid(1, 2048, 4096), sm90(128, 128));
+        assert_eq!(grid(1, 1024, 2048), sm90(64, 64));
+        assert_eq!(stream(Form::Gated, 1, 17408, 5120).grid, sm90(128, 132));
+        let device = DeviceInfo::a100();
+        let s = Stream::plan("dense::test", Form::Gated, [64, 512, 64], &device, BOTH).unwrap().unwrap();
+        assert_eq!((s.grid.path, s.columns, s.workspace_bytes()), (Path::Sm80, 32, 0));
+        // A build without Hopper's instructions has the other path there.
+        let early = Archs { sm80: true, sm90a: false };
+        let s = Stream::plan("dense::test", Form::Linear, [1, 512, 64], &DeviceInfo::h200(), early);
+        assert_eq!(s.unwrap().unwrap().grid.path, Path::Sm80);
+    }
+
+    #[test]
+    fn workspaces_hold_what_is_written() {
+        // 132 blocks and 160 units of 128 x 8 floats.
+        assert_eq!(stream(Form::Linear, 1, 5120, 6144).workspace_bytes(), 8192 + 4 * 292 * 128 * 8);
+        // One segment: accumulators that are handed on.
+        assert_eq!(stream(Form::Linear, 64, 34816, 5120).workspace_bytes(), 8192 + 4 * 132 * 128 * 64);
+        let head = stream(Form::Head, 100, 248_320, 5120);
+        assert_eq!((head.columns, head.workspace_bytes()), (64, 8192 + 4 * 132 * 128 * 64 + 8 * 132 * 64));
+    }
+
+    #[test]
+    fn what_has_no_kernel_is_named() {
+        let plan =
+            |sizes, device: &DeviceInfo| Stream::plan("dense::test", Form::Linear, sizes, device, BOTH);
+        let text = plan([1, 12, 8], &DeviceInfo::h200()).unwrap_err().to_string();
+        assert_eq!(text, "dense::test: a width of 12 on CUDA (multiples of 8 are) is not supported");
+        assert_eq!(plan([1, 12, 9], &DeviceInfo::cpu()).unwrap(), None);
+        let none =
+            Stream::plan("dense::test", Form::Linear, [1, 8, 8], &DeviceInfo::h200(), Archs::default());
+        assert!(matches!(none, Err(Error::NotBuilt { .. })));
+    }
+}

@@ -1,0 +1,213 @@
+//! What only a GPU can show of linear layers and the head.
+
+use crate::{
+    calls::EPS,
+    layers::{Layer, rows_of, shapes},
+};
+use kernels_core::{Arch, Backend, Cuda, DeviceInfo, Tensor, TensorMut, bf16};
+use kernels_dense::*;
+use kernels_testkit::{compare::assert_same_bits, device::Device, guard::poison, rng::Rng, runner::stride};
+
+/// Both paths, tiles of either size and any number of blocks: the same bytes.
+pub(crate) fn grids_share_their_bits(device: &Device) {
+    let hopper = device.info.arch == Some(Arch::SM90);
+    let mut ran = 0;
+    for epilogue in crate::bits::EPILOGUES {
+        for (n, k) in shapes::<Cuda>(epilogue) {
+            let mut layer = Layer::<Cuda>::random(&device.queue, n, k, epilogue);
+            for rows in [1, 5, 16, 23, 40, 64, 100].into_iter().step_by(stride(3)) {
+                let (x, before) = (rows_of(rows, k, 11), rows_of(rows, n, 12));
+                let early = |grid: Grid| Grid { path: Path::Sm80, ..grid };
+                let want = layer.run(&before, &x, |op| op.with_grid(early));
+                let mut compare = |what: String, choose: &dyn Fn(Grid) -> Grid| {
+                    let got = layer.run(&before, &x, |op| op.with_grid(choose));
+                    assert_same_bits(&format!("{what}, {rows} rows, {n} x {k}, {epilogue:?}"), &got, &want);
+                    ran += 1;
+                };
+                compare("the plan's".into(), &|grid| grid);
+                for tile_rows in [64, 128] {
+                    for blocks in [1, 2, 3, 7, 19, 64, 113, 132].into_iter().step_by(stride(3)) {
+                        if hopper {
+                            let what = format!("tiles of {tile_rows}, {blocks} blocks");
+                            compare(what, &|grid| Grid { tile_rows, blocks, ..grid });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(ran > 100 / stride(3));
+    for (vocab, k) in [(4096, 256), (20008, 520)] {
+        let mut layer = Layer::<Cuda>::random(&device.queue, vocab, k, Epilogue::Store);
+        let x = rows_of(40, k, 13);
+        let early = |grid: Grid| Grid { path: Path::Sm80, ..grid };
+        let want = layer.head(&x, vocab - 9, true, |op| op.with_grid(early));
+        for blocks in [1, 3, 17, 131, 132] {
+            let got = layer.head(&x, vocab - 9, true, |op| op.with_grid(|grid| Grid { blocks, ..grid }));
+            assert_same_bits(&format!("{blocks} blocks"), &got.0.unwrap(), want.0.as_ref().unwrap());
+            assert_eq!(got.1, want.1, "{blocks} blocks");
+        }
+    }
+}
+
+/// Device memory of one layer, for launches that are captured or follow each other.
+struct Chain {
+    x: <Cuda as Backend>::Memory<bf16>,
+    weight: <Cuda as Backend>::Memory<bf16>,
+    out: <Cuda as Backend>::Memory<bf16>,
+    workspace: <Cuda as Backend>::Memory<u8>,
+    op: Linear,
+}
+
+impl Chain {
+    fn new(device: &Device, problem: LinearProblem, seed: u64) -> Self {
+        let queue = &device.queue;
+        let LinearProblem { rows, k, n, .. } = problem;
+        let mut rng = Rng::new(seed);
+        let weight: Vec<bf16> = rng.normals(problem.weight_rows() * k, 1.0 / (k as f32).sqrt());
+        let op = Linear::plan(problem, &device.info).unwrap();
+        Chain {
+            x: Cuda::upload(queue, &rows_of(rows, k, seed)).unwrap(),
+            weight: Cuda::upload(queue, &weight).unwrap(),
+            out: Cuda::upload(queue, &vec![poison::<bf16>(); rows * n]).unwrap(),
+            workspace: Cuda::zeros(queue, op.workspace_bytes().max(1)).unwrap(),
+            op,
+        }
+    }
+
+    fn enqueue(&mut self, device: &Device) -> kernels_core::Result<()> {
+        let LinearProblem { rows, k, n, .. } = *self.op.problem();
+        let bytes = self.op.workspace_bytes();
+        let mut workspace = Cuda::view_mut(&mut self.workspace);
+        let args = LinearArgs::<Cuda> {
+            out: TensorMut::of(&mut self.out, [rows, n]),
+            x: Tensor::of(&self.x, [rows, k]),
+            weight: Tensor::of(&self.weight, [self.op.problem().weight_rows(), k]),
+            workspace: Some(TensorMut::new(Cuda::slice_mut(&mut workspace, 0..bytes), [bytes])),
+        };
+        self.op.run(&device.queue, args)
+    }
+
+    fn read(&self, device: &Device) -> Vec<bf16> {
+        let LinearProblem { rows, n, .. } = *self.op.problem();
+        Cuda::read(&device.queue, &self.out, 0..rows * n).unwrap()
+    }
+}
+
+/// One captured launch, replayed with other rows: one node, the bytes of an eager run.
+pub(crate) fn layers_replay(device: &Device) {
+    for (n, k, epilogue) in [
+        (96, 5120, Epilogue::Store),
+        (5120, 1024, Epilogue::Store),
+        (17408, 256, Epilogue::SiluMul),
+        (200, 1032, Epilogue::Store),
+    ] {
+        for rows in [1, 4, 30] {
+            let mut chain = Chain::new(device, LinearProblem { rows, k, n, epilogue }, 20);
+            chain.op = chain.op.overlapping(true);
+            chain.enqueue(device).unwrap();
+            let graph = device.capture(|| chain.enqueue(device)).unwrap();
+            assert_eq!(Device::nodes(&graph).unwrap(), 1);
+            for seed in 30..34 {
+                let x = rows_of(rows, k, seed);
+                Cuda::write(&device.queue, &mut chain.x, 0, &x).unwrap();
+                chain.enqueue(device).unwrap();
+                let want = chain.read(device);
+                Cuda::write(&device.queue, &mut chain.out, 0, &vec![poison(); rows * n]).unwrap();
+                for _ in 0..3 {
+                    graph.launch().unwrap();
+                }
+                assert_same_bits(&format!("replay of {rows} rows, {n} x {k}"), &chain.read(device), &want);
+            }
+        }
+    }
+}
+
+/// A producer that takes long, and a layer that has its weights by then: it must wait for the rows. And layers in a
+/// row, whose workspace is the same.
+pub(crate) fn layers_wait_for_a_slow_producer(device: &Device) {
+    let queue = &device.queue;
+    let (many, k) = (8192, 5120);
+    let mut rng = Rng::new(40);
+    let before = Cuda::upload(queue, &rng.normals::<bf16>(many * k, 1.0)).unwrap();
+    let scale = Cuda::upload(queue, &rng.normals::<bf16>(k, 0.3)).unwrap();
+    let mut normed = Cuda::zeros::<bf16>(queue, many * k).unwrap();
+    let nothing = vec![poison::<bf16>(); many * k];
+    for (n, rows) in [(96, 3), (5120, 1), (5120, 64), (5120, 200), (16384, 8)] {
+        let problem = LinearProblem { rows, k, n, epilogue: Epilogue::Store };
+        let mut first = Chain::new(device, problem, 41);
+        let mut run = |overlapping: bool| {
+            Cuda::write(queue, &mut normed, 0, &nothing).unwrap();
+            let dims = [many, k];
+            let norm = Norm::plan(NormProblem { rows: many, n: k, eps: EPS }, &device.info).unwrap();
+            let args = NormArgs::<Cuda> {
+                out: TensorMut::of(&mut normed, dims),
+                x: Tensor::of(&before, dims),
+                weight: Tensor::of(&scale, [k]),
+            };
+            norm.overlapping(overlapping).run(queue, args).unwrap();
+            let op = Linear::plan(problem, &device.info).unwrap().overlapping(overlapping);
+            let bytes = op.workspace_bytes();
+            for _ in 0..3 {
+                let mut workspace = Cuda::view_mut(&mut first.workspace);
+                let args = LinearArgs::<Cuda> {
+                    out: TensorMut::of(&mut first.out, [rows, n]),
+                    // The last rows that the norm writes.
+                    x: Tensor::of(&normed, dims).rows(many - rows..many),
+                    weight: Tensor::of(&first.weight, [n, k]),
+                    workspace: Some(TensorMut::new(Cuda::slice_mut(&mut workspace, 0..bytes), [bytes])),
+                };
+                op.run(queue, args).unwrap();
+            }
+            first.read(device)
+        };
+        let want = run(false);
+        assert!(want.iter().all(|y| y.is_finite()));
+        for _ in 0..5 {
+            assert_same_bits(&format!("{rows} rows, {n} features"), &run(true), &want);
+        }
+    }
+}
+
+/// Widths, types, alignment and a missing workspace, by their words.
+pub(crate) fn layers_refuse_by_name(device: &Device) {
+    let queue = &device.queue;
+    let plan = |k, n| Linear::plan(LinearProblem { rows: 2, k, n, epilogue: Epilogue::Store }, &device.info);
+    let text = plan(12, 8).unwrap_err().to_string();
+    assert_eq!(text, "dense::linear: a width of 12 on CUDA (multiples of 8 are) is not supported");
+    let text = plan(16, 9).unwrap_err().to_string();
+    assert_eq!(text, "dense::linear: a width of 9 on CUDA (multiples of 8 are) is not supported");
+    let x = Cuda::zeros::<bf16>(queue, 200).unwrap();
+    let wide = Cuda::zeros::<f32>(queue, 200).unwrap();
+    let mut out = Cuda::zeros::<bf16>(queue, 200).unwrap();
+    let op = plan(16, 8).unwrap();
+    let refusal = |op: &Linear, stride: usize, out: &mut <Cuda as Backend>::Memory<bf16>| {
+        let args = LinearArgs::<Cuda> {
+            out: TensorMut::of(out, [2, 8]),
+            x: Tensor::of(&x, [2, 16]).with_strides([stride, 1]),
+            weight: Tensor::of(&x, [8, 16]),
+            workspace: None,
+        };
+        op.run(queue, args).map_err(|e| e.to_string())
+    };
+    assert_eq!(refusal(&op, 20, &mut out).unwrap_err(), "dense::linear: `x` must be aligned to 16 bytes");
+    if device.info.arch == Some(Arch::SM90) {
+        let need = op.workspace_bytes();
+        let want = format!("dense::linear: workspace is none; this plan needs {need} bytes");
+        assert_eq!(refusal(&op, 16, &mut out).unwrap_err(), want);
+    }
+    let early = op.with_grid(|grid| Grid { path: Path::Sm80, ..grid });
+    refusal(&early, 16, &mut out).unwrap();
+    let args = LinearArgs::<Cuda, bf16, f32> {
+        out: TensorMut::of(&mut out, [2, 8]),
+        x: Tensor::of(&x, [2, 16]),
+        weight: Tensor::of(&wide, [8, 16]),
+        workspace: None,
+    };
+    let text = early.run(queue, args).unwrap_err().to_string();
+    assert_eq!(text, "dense::linear: a weight of f32 on CUDA (bf16 is) is not supported");
+    let elsewhere = LinearProblem { rows: 2, k: 16, n: 8, epilogue: Epilogue::Store };
+    let elsewhere = Linear::plan(elsewhere, &DeviceInfo::cpu()).unwrap();
+    let want = "dense::linear: device is the CPU; plan it for the CUDA device it runs on";
+    assert_eq!(refusal(&elsewhere, 16, &mut out).unwrap_err(), want);
+}

@@ -4,6 +4,7 @@
 #include "list.cuh"
 #include "lockstep/math.cuh"
 #include "lockstep/vec.cuh"
+#include "softmax.cuh"
 
 namespace lockstep::attn {
 
@@ -43,6 +44,12 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
 template <int kD>
 __device__ __forceinline__ float4* fragment_at(float* of, int eight, int sixteen, int lane) {
   return reinterpret_cast<float4*>(of) + ((eight * (kD / 16) + sixteen) * 32 + lane);
+}
+
+// A part's fragment and that of what is before it; factors: of the two rows.
+__device__ __forceinline__ float4 folded(const float4& before, const float4& part, const Factors (&of)[2]) {
+  return {of[0].apply(before.x, part.x), of[1].apply(before.y, part.y), of[0].apply(before.z, part.z),
+          of[1].apply(before.w, part.w)};
 }
 
 // Writes eight rows of a row block, those from row 8 * `eight` on, by a whole warp.

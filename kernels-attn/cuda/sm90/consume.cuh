@@ -12,10 +12,6 @@
 
 namespace lockstep::attn::sm90 {
 
-// Floats in the order of integers, which an atomic maximum takes.
-__device__ __forceinline__ int32_t ordered(int32_t bits) { return bits >= 0 ? bits : bits ^ 0x7fffffff; }
-constexpr int32_t kNoScore = int32_t(0x807fffff);  // -inf, ordered
-
 template <int kD, int kN>
 struct Consumer {
   using S = Shared<kD, kN>;
@@ -335,6 +331,16 @@ struct Consumer {
     parity ^= 1;
   }
 
+  static __device__ __forceinline__ float4 fragment_of(const float* x) { return make_float4(x[0], x[1], x[2], x[3]); }
+  static __device__ __forceinline__ void set(float* x, const float4& to) {
+    x[0] = to.x, x[1] = to.y, x[2] = to.z, x[3] = to.w;
+  }
+  // By the factors of the eight's rows, which are in shared memory.
+  __device__ __forceinline__ float4 folded(int eight, const float4& before, const float4& part) const {
+    const float4 f = *reinterpret_cast<const float4*>(&shared.factors[group][8 * eight + 2 * t]);
+    return attn::folded(before, part, {{f.x, f.y}, {f.z, f.w}});
+  }
+
   // A leaf is complete: its last tile's sums, then all of it into the group.
   __device__ __forceinline__ void end_leaf(Outputs& into, Outputs& o) {
     both();
@@ -345,15 +351,11 @@ struct Consumer {
     }
     own();
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const float2 f = shared.factors[group][row_of(i)];
+    for (int j = 0; j < kEights; ++j) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& x = into[part][place(i, half)];
-          x = Factors{f.x, f.y}.apply(x, o[part][place(i, half)]);
-        }
+        float* const before = &into[part][4 * j];
+        set(before, folded(j, fragment_of(before), fragment_of(&o[part][4 * j])));
       }
     }
     own();
@@ -394,15 +396,8 @@ struct Consumer {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           float* const x = &o[part][4 * j];
-          const float4 old = before[j - begin][part];
-          if (!first) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const float2 f = shared.factors[group][row_of(2 * j + i % 2)];
-              x[i] = Factors{f.x, f.y}.apply(i == 0 ? old.x : i == 1 ? old.y : i == 2 ? old.z : old.w, x[i]);
-            }
-          }
-          if (!last && j < eights) *fragment(waiting(), j, part) = make_float4(x[0], x[1], x[2], x[3]);
+          if (!first) set(x, folded(j, before[j - begin][part], fragment_of(x)));
+          if (!last && j < eights) *fragment(waiting(), j, part) = fragment_of(x);
         }
       }
     }
@@ -420,10 +415,7 @@ struct Consumer {
     for (int j = 0; j < kEights; ++j) {
       if (j >= eights) break;
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const float* const x = &o[part][4 * j];
-        *fragment(to, j, part) = make_float4(x[0], x[1], x[2], x[3]);
-      }
+      for (int part = 0; part < kParts; ++part) *fragment(to, j, part) = fragment_of(&o[part][4 * j]);
     }
     if (piece) {
       auto* const stats = reinterpret_cast<float2*>(p.stats) + int64_t(item.piece) * p.block_rows;

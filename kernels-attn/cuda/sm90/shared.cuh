@@ -16,6 +16,10 @@ constexpr int kRowBytes = 128;                     // of the swizzled tiles: 64 
 constexpr int kColumnBytes = kPieceKeys * kRowBytes;
 constexpr int kMostShared = 227 * 1024;
 
+// Floats in the order of integers, which an atomic maximum takes.
+__device__ __forceinline__ int32_t ordered(int32_t bits) { return bits >= 0 ? bits : bits ^ 0x7fffffff; }
+constexpr int32_t kNoScore = int32_t(0x807fffff);  // -inf, ordered
+
 // kD: head_dim; kN: (row, head) pairs of a row block, rounded up.
 template <int kD, int kN>
 struct Shared {

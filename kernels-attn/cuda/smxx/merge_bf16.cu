@@ -23,9 +23,7 @@ struct Part {
   float4 out = {};
 
   __device__ __forceinline__ void fold(const Part& later) {
-    const Factors f[2] = {rows[0].fold(later.rows[0]), rows[1].fold(later.rows[1])};
-    out = {f[0].apply(out.x, later.out.x), f[1].apply(out.y, later.out.y), f[0].apply(out.z, later.out.z),
-           f[1].apply(out.w, later.out.w)};
+    out = folded(out, later.out, {rows[0].fold(later.rows[0]), rows[1].fold(later.rows[1])});
   }
 };
 

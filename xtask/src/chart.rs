@@ -20,12 +20,18 @@ const LABEL: f64 = 15.0;
 /// Told apart without red and green, and of a lightness that shows on white and on black.
 const COLORS: [&str; 6] = ["#0a7ccf", "#d98200", "#00946a", "#c85a9e", "#8068d8", "#7a8288"];
 
-/// A file name and a drawing for each family and model whose `verify` rows cover two batch sizes or more.
+/// A file name and a drawing for each family, model and context (if ids have one) whose `verify` rows cover two batch
+/// sizes or more.
 pub(crate) fn charts(rows: &[Row]) -> Vec<(String, String)> {
-    let mut all: BTreeMap<(&str, &str), Lines> = BTreeMap::new();
+    let mut all: BTreeMap<(&str, String), Lines> = BTreeMap::new();
     for row in rows {
         let parts: Vec<&str> = row.id.split('/').collect();
-        let [family, "verify", model, batch, per_sequence] = parts[..] else { continue };
+        let (family, model, batch, context, per_sequence) = match parts[..] {
+            [family, "verify", model, batch, rows] => (family, model, batch, None, rows),
+            [family, "verify", model, batch, context, rows] => (family, model, batch, Some(context), rows),
+            _ => continue,
+        };
+        let model = [Some(model), context].into_iter().flatten().collect::<Vec<_>>().join("-");
         let number = |part: &str, letter| part.strip_prefix(letter)?.parse::<u32>().ok();
         let (Some(batch), Some(rows)) = (number(batch, 'b'), number(per_sequence, 't')) else { continue };
         if batch == 0 || row.us <= 0.0 {
@@ -189,16 +195,20 @@ mod tests {
             row("gdn/verify/35b/b1/t1", 4.0, None),
             row("conv/verify/27b/b1/t1", 2.0, None),
             row("conv/verify/27b/b2/t1", 3.0, None),
+            row("attn/verify/27b/b1/c4096/t1", 12.0, None),
+            row("attn/verify/27b/b8/c4096/t1", 37.0, None),
+            row("attn/verify/27b/b1/c16384/t1", 26.0, None),
         ];
         let drawn = charts(&rows);
         let names: Vec<&str> = drawn.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["conv-verify-27b.svg", "gdn-verify-27b.svg"], "one batch size makes no line");
-        let svg = &drawn[1].1;
+        let want = ["attn-verify-27b-c4096.svg", "conv-verify-27b.svg", "gdn-verify-27b.svg"];
+        assert_eq!(names, want, "one batch size makes no line");
+        let svg = &drawn[2].1;
         assert_eq!(svg.matches("class=\"ours\"").count(), 1, "one point makes no line");
         assert_eq!(svg.matches("class=\"peer\"").count(), 1);
         assert_eq!(svg.matches("<circle").count(), 5);
         assert!(svg.contains("T = 1<") && svg.contains("T = 4<") && svg.contains("dashed"));
-        assert!(!drawn[0].1.contains("dashed"));
+        assert!(!drawn[1].1.contains("dashed"));
         // Time grows upwards, sequences to the right: 5 µs at 1, 10 at 8.
         let path = svg.lines().find(|line| line.contains("class=\"ours\"")).unwrap();
         let numbers: Vec<f64> = path.split(['M', ' ', 'L', '"']).filter_map(|n| n.parse().ok()).collect();

@@ -85,6 +85,7 @@ __device__ __forceinline__ Slice<kD> norm_and_rotate(const ls_attn_append_params
     const float value = line[lane + 32 * i];
     sum = __fmaf_rn(value, value, sum);
   }
+  __syncwarp();  // others' values are read before they become something else
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, distance));

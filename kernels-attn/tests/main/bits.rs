@@ -3,7 +3,7 @@
 use crate::place::{self, Place, takes};
 use crate::support::{LAYOUTS, Model, PLAIN, Placement, Sequence, attend, attend_split};
 use kernels_core::{Activation, bf16, f16};
-use kernels_testkit::compare::assert_same_bits;
+use kernels_testkit::{compare::assert_same_bits, runner::stride};
 
 /// Rows that cross the edges of tiles, leaves (of 128, 256 and 512 keys) and groups: the first row's position.
 const STARTS: [usize; 13] = [0, 1, 63, 126, 127, 254, 255, 510, 511, 1022, 2044, 2047, 4094];
@@ -26,7 +26,7 @@ fn same_as_single_rows<B: Place, A: Activation>(on: &B::Queue, model: Model, sta
 }
 
 pub(crate) fn rows_are_single_rows<B: Place>(on: &B::Queue) {
-    for start in STARTS {
+    for start in STARTS.into_iter().step_by(stride(4)) {
         same_as_single_rows::<B, bf16>(on, Model::new::<B>(6, 1, 32), start, 5);
         same_as_single_rows::<B, f32>(on, Model::new::<B>(3, 3, 24), start, 4);
         same_as_single_rows::<B, bf16>(on, Model::new::<B>(2, 2, 16), start, 4);
@@ -58,7 +58,7 @@ pub(crate) fn windows_and_first_key<B: Place>(on: &B::Queue) {
         (0, Some(700)),
         (3, Some(9000)),
     ] {
-        for start in [first_key, 61, 125, 510, 2046] {
+        for start in [first_key, 61, 125, 510, 2046].into_iter().step_by(stride(3)) {
             let model = Model { first_key, window, ..Model::new::<B>(4, 2, 32) };
             same_as_single_rows::<B, bf16>(on, model, start, 5);
         }
@@ -88,7 +88,7 @@ pub(crate) fn pages_slots_and_strides_do_not_matter<B: Place>(on: &B::Queue) {
         for start in [0, 100, 2045] {
             let sequence: Sequence<bf16> = model.sequence(11, start, 5, 3.0);
             let plain = attend_split::<B, _>(on, &model, &PLAIN, &sequence, &[5]);
-            for page_rows in [1, 3, 16, 64, 128, 200] {
+            for page_rows in [16, 1, 3, 64, 128, 200].into_iter().step_by(stride(3)) {
                 for layout in LAYOUTS {
                     let placement =
                         Placement { page_rows, layout, seed: 1 + page_rows as u64, padding: true, ..PLAIN };
@@ -111,7 +111,7 @@ pub(crate) fn the_batch_does_not_matter<B: Place>(on: &B::Queue) {
     let alone: Vec<Vec<bf16>> =
         sequences.iter().map(|s| attend_split::<B, _>(on, &model, &PLAIN, s, &vec![1; s.rows])).collect();
     // Every slot is taken by some seed, the first and the last included; see `Memory::new`.
-    for seed in 0..12 {
+    for seed in (0..12).step_by(stride(5)) {
         for padding in [false, true] {
             let placement = Placement { seed, padding, layout: LAYOUTS[seed as usize % 3], ..PLAIN };
             let parts: Vec<_> = sequences.iter().map(|s| (s, 0..s.rows)).collect();

@@ -7,7 +7,7 @@ use kernels_attn::{
 };
 use kernels_core::slots::{Fault, FaultKind};
 use kernels_core::{Arch, Backend, Cpu, Cuda, DeviceInfo, PAD, Rows, Tensor, TensorMut, bf16};
-use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng};
+use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng, runner::stride};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The numbers of a launch.
@@ -95,7 +95,7 @@ fn listed_alike(device: &Device, p: Problem, grid: Grid) -> BTreeSet<i32> {
     let mut raw = Raw::new(device, p, packed(&p), grid);
     let op = Work::plan_with(p, &device.info, Some(grid.share)).unwrap();
     let mut chosen = BTreeSet::new();
-    for round in 0..20 {
+    for round in 0..20 / stride(4) {
         let lists = sound(&p, &mut rng);
         put(device, &mut raw, &lists);
         raw.list(device).unwrap();
@@ -121,7 +121,7 @@ pub fn faults_equal_the_cpus(device: &Device) {
         let mut raw = Raw::new(device, P, packed(&P), grid);
         let op = Work::plan_with(P, &device.info, Some(grid.share)).unwrap();
         let width = P.q_heads * P.head_dim;
-        for round in 0..60 {
+        for round in 0..60 / stride(4) {
             let mut lists = sound(&P, &mut rng);
             for i in 0..P.sequences {
                 lists.slots[i] = i as i32;

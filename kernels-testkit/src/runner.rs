@@ -82,10 +82,15 @@ impl Suite {
     }
 }
 
-/// Under a sanitizer (`LOCKSTEP_SANITIZED=1`), where a launch takes a hundred times as long, `every`; else 1. Tests of
-/// many rounds or tokens take steps of this size through them.
+/// Whether a sanitizer watches, as `pack/run.sh sanitize` says by `LOCKSTEP_SANITIZED=1`.
+pub fn sanitized() -> bool {
+    std::env::var("LOCKSTEP_SANITIZED").is_ok_and(|v| v == "1")
+}
+
+/// `every` under a sanitizer, where a launch takes a hundred times as long; else 1. Tests of many rounds or tokens
+/// take steps of this size through them.
 pub fn stride(every: usize) -> usize {
-    if std::env::var("LOCKSTEP_SANITIZED").is_ok_and(|v| v == "1") { every } else { 1 }
+    if sanitized() { every } else { 1 }
 }
 
 fn missing(reason: &str) -> Result<Completion, Failed> {

@@ -2,7 +2,7 @@
 //!
 //! Ids: `attn/verify/MODEL/bB/cCTX/tT` (B sequences of T rows that end at position CTX, pages of 64 rows, the list made
 //! once before, as a round's layers share it), `attn/overlapping/..` (each launch may begin before the last one
-//! ended), `attn/grid/../PATH-SHARE`, `attn/work/..` (the list alone), `attn/append/MODEL/bB/tT`,
+//! ended), `attn/grid/../PATH-SHARE`, `attn/list/..`, `attn/append/MODEL/bB/tT`,
 //! `attn/prefill/MODEL/cCTX/nROWS`. Calls take pools in turn, so that none finds its own in the L2 cache. Without a
 //! GPU or kernels the CPU backend is timed on a few shapes.
 
@@ -235,7 +235,7 @@ mod cuda {
             let (queue, info) = self.on();
             let p = problem(model, shape);
             let op = Work::plan(p, &info).expect("a sound problem");
-            let id = format!("attn/work/{}/b{}/c{}/t{}", model.0, shape.sequences, shape.context, shape.rows);
+            let id = format!("attn/list/{}/b{}/c{}/t{}", model.0, shape.sequences, shape.context, shape.rows);
             let bytes = 4 * (op.len() + p.slots * p.max_pages) as u64;
             let (mut operands, pool) = (None, &mut self.pool);
             self.bench.cuda(&id, bytes, 16, |_| {

@@ -60,7 +60,8 @@ pub fn exponential(bits: u32) -> f32 {
     -ref_math::ln_one_minus(uniform(bits))
 }
 
-/// A standard Gumbel number, the same bits on every backend: adding it to logits and taking the argmax draws from their softmax.
+/// A standard Gumbel number, the same bits on every backend: adding it to logits and taking the argmax draws from
+/// their softmax.
 pub fn gumbel(bits: u32) -> f32 {
     -ref_math::ln(exponential(bits))
 }

@@ -65,8 +65,15 @@ class Finisher {
     gate_ = static_cast<const __nv_bfloat16*>(p.gate) + row * p.gate_row_stride + head * p.gate_head_stride + column;
   }
 
+  // What write() needs of the gate, to be asked for early: elements that the lane writes, not those of its fragment.
+  __device__ __forceinline__ uint2 gates(int sixteen) const {
+    if (!gated_ || !there_) return {};
+    const auto* const from = reinterpret_cast<const uint32_t*>(gate_ + sixteen * 16);
+    return {from[0], from[4]};
+  }
+
   // A fragment, of whose two rows `by` has the sums.
-  __device__ __forceinline__ void write(int sixteen, const float4& x, const Divisor (&by)[2]) const {
+  __device__ __forceinline__ void write(int sixteen, const float4& x, const uint2& gates, const Divisor (&by)[2]) const {
     const int at = sixteen * 16;
     // Plus zero: the sign of a zero depends on which tiles without a visible key were worked on.
     float y[4] = {by[0].divide(__fadd_rn(x.x, 0.0f)), by[1].divide(__fadd_rn(x.y, 0.0f)),
@@ -75,9 +82,7 @@ class Finisher {
     for (int half = 0; half < 2; ++half) {
       float* const two = &y[2 * half];
       if (gated_) {
-        // Lanes have other elements of the gate than of the fragment.
-        const uint32_t gate =
-            movmatrix_trans(there_ ? *reinterpret_cast<const uint32_t*>(gate_ + at + 8 * half) : 0u);
+        const uint32_t gate = movmatrix_trans(half == 0 ? gates.x : gates.y);
         two[0] = __fmul_rn(two[0], sigmoid(__uint_as_float(gate << 16)));
         two[1] = __fmul_rn(two[1], sigmoid(__uint_as_float(gate & 0xffff0000u)));
       }
@@ -89,7 +94,7 @@ class Finisher {
   }
 
  private:
-  const bool gated_;
+  bool gated_;
   bool there_;  // the row that the lane writes
   __nv_bfloat16* out_;
   const __nv_bfloat16* gate_;

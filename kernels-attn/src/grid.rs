@@ -91,9 +91,10 @@ const ROW_TILE: usize = 8;
 /// What [`Share::ByLengths`] chooses from, those with the fewest pieces first.
 const SHARES: [Share; 3] = [Share::Sequence, Share::Group, Share::Leaf];
 
-/// Nanoseconds of an H200 at head_dim 256, of which only proportions count: a tile where all blocks stream; a tile by
-/// itself, and what each row adds to it; a merge, what each piece of a row block adds to it, and a row of a piece,
+/// Nanoseconds of an H200 at head_dim 256, of which only proportions count: a tile where one block streams, and where
+/// all do; a tile that arithmetic binds, and what each row adds to it; a merge, what each piece of a row block adds to it, and a row of a piece,
 /// written and read, of which a merged row is worth three.
+const TILE_STREAMED_ALONE: u64 = 1700;
 const TILE_STREAMED: u64 = 3850;
 const TILE: u64 = 1400;
 const TILE_ROW: u64 = 37;
@@ -132,7 +133,7 @@ impl Share {
     ///     whole = min(longest, tiles of the share)
     ///     turns = items[share] / blocks, last = items[share] % blocks
     ///     cost = max(3850, alone) * tiles / max(items[share], 1) * turns
-    ///     if last > 0: cost += max(3850 * last / blocks, alone) * whole
+    ///     if last > 0: cost += max(1700 + 2150 * last * last / (blocks * blocks), alone) * whole
     ///     cost = max(cost, alone * whole)
     ///     if pieces[share] > 0:
     ///         cost += 2500 + 100 * pieces[share] / items[SEQUENCE]
@@ -155,7 +156,9 @@ impl Share {
             let (turns, last) = (items / blocks, items % blocks);
             let mut cost = TILE_STREAMED.max(alone) * round.tiles / items.max(1) * turns;
             if last > 0 {
-                cost += (TILE_STREAMED * last / blocks).max(alone) * whole;
+                let streamed = TILE_STREAMED_ALONE
+                    + (TILE_STREAMED - TILE_STREAMED_ALONE) * last * last / (blocks * blocks);
+                cost += streamed.max(alone) * whole;
             }
             cost = cost.max(alone * whole);
             if pieces > 0 {
@@ -338,18 +341,18 @@ mod tests {
         assert_eq!([1, 2, 4].map(|leaf_tiles| one(leaf_tiles).items), [[2, 4, 34], [2, 4, 18], [2, 4, 10]]);
         let one = one(4);
         assert_eq!((one.longest, one.tiles, one.pieces), (17, 34, [0, 4, 10]));
-        // With 8 rows a tile alone takes 1696. By 8 blocks: 17 * 1696 = 28832 whole; as groups 16 * 3850 * 4 / 8 and
-        // 2500 + 200 + 8 * (4 + 6) for the merge, 33580; as leaves one turn of 3.4 tiles and one of 2 blocks,
-        // 13090 + 4 * 1696, and 2500 + 500 + 8 * (10 + 6) for the merge, 23002.
+        // With 8 rows a tile alone takes 1696. By 8 blocks: whole 17 * (1700 + 2150 * 4 / 64) = 31178; as groups
+        // 16 * (1700 + 2150 * 16 / 64) and 2500 + 200 + 8 * (4 + 6) for the merge, 38572; as leaves one turn of 3.4
+        // tiles and one of 2 blocks, 13090 + 4 * 1834, and 2500 + 500 + 8 * (10 + 6) for the merge, 23554.
         assert_eq!([10, 9, 3].map(|room| of(&one, 8, room, 8)), [Leaf, Sequence, Sequence]);
         // By 2 blocks all are bound by memory, 17 * 3850; whoever has no pieces.
         assert_eq!(of(&one, 2, 99, 8), Sequence);
-        // With room for groups alone, 24 tiles of 2 row blocks of 16 rows, 1992 a tile: whole 24 * 1992 = 47808; as
-        // groups by 4 blocks 24 / 2 * 3850, and 2500 + 200 + 16 * (4 + 6) = 2860 for the merge, 49060; by 64 blocks
+        // With room for groups alone, 24 tiles of 2 row blocks of 16 rows, 1992 a tile: by 2 blocks memory takes 92400 in
+        // any case, and a merge 2500 + 200 + 16 * (4 + 6) = 2860; by 64 blocks 24 * 1992 = 47808 whole, as groups
         // 16 * 1992 + 2860 = 34732.
         let mut two = Round::new(4);
         two.add(2, &(0..24));
-        assert_eq!([4, 64].map(|blocks| of(&two, blocks, 4, 16)), [Sequence, Group]);
+        assert_eq!([2, 64].map(|blocks| of(&two, blocks, 4, 16)), [Sequence, Group]);
         // Nothing is in pieces, so nothing is added for a merge; of equals the first.
         let mut short = Round::new(1);
         short.add(2, &(0..1));

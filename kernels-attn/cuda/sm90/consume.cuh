@@ -51,9 +51,7 @@ struct Consumer {
   }
   __device__ __forceinline__ void both() const { barrier<kConsumers>(1); }
   __device__ __forceinline__ void own() const { barrier<kWarpgroup>(2 + group); }
-  __device__ __forceinline__ void release(At piece) const {
-    if (thread == 0) shared.empty[piece.stage].arrive();
-  }
+  __device__ __forceinline__ void release(At at) const { if (thread == 0) shared.empty[at.stage].arrive(); }
   // The row of this thread's own number `i`, and where its accumulators lie: two keys or elements, g and g + 8.
   __device__ __forceinline__ int row_of(int i) const { return i / 2 * 8 + 2 * t + i % 2; }
   static __host__ __device__ constexpr int place(int i, int half) { return i / 2 * 4 + 2 * half + i % 2; }
@@ -363,8 +361,9 @@ struct Consumer {
 
   // Where a thread's fragments of a level lie between two steps: nobody else reads them.
   __device__ __forceinline__ float* waiting() const { return p.scratch + int64_t(blockIdx.x) * p.block_rows * kD; }
+  __device__ __forceinline__ int sixteen(int part) const { return (group * kParts + part) * 4 + warp; }
   __device__ __forceinline__ float4* fragment(float* of, int eight, int part) const {
-    return fragment_at<kD>(of, eight, (group * kParts + part) * 4 + warp, lane);
+    return fragment_at<kD>(of, eight, sixteen(part), lane);
   }
 
   // A group is complete: into the item's result, which waits in memory for the last one.
@@ -378,7 +377,7 @@ struct Consumer {
       shared.factors[group][thread] = make_float2(f.before, f.part);
     }
     own();
-    // Loads of some eights do not wait for each other; there are no registers for all.
+    // Loads of some eights do not wait for each other.
     constexpr int kChunk = kEights < 3 ? kEights : kOverlaps ? 3 : 2;
 #pragma unroll
     for (int begin = 0; begin < kEights; begin += kChunk) {
@@ -406,41 +405,42 @@ struct Consumer {
   }
 
   // The item's result: a piece for the merge, or finished rows. Those go by way of memory: accumulators can't be indexed
-  // in a loop, and the code of every step would be fetched anew each time.
+  // in a loop, and the code of every step would be fetched anew.
   __device__ __forceinline__ void store(const Outputs& o, const Item& item, const RowBlock& block) const {
     const int pairs = block.pairs(p), eights = ceil_div(pairs, 8);
-    const bool piece = item.piece >= 0;
-    float* const to = piece ? p.partials + int64_t(item.piece) * p.block_rows * kD : waiting();
+    float* const to = item.piece >= 0 ? p.partials + int64_t(item.piece) * p.block_rows * kD : waiting();
 #pragma unroll
     for (int j = 0; j < kEights; ++j) {
       if (j >= eights) break;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) *fragment(to, j, part) = fragment_of(&o[part][4 * j]);
     }
-    if (piece) {
+    if (item.piece >= 0) {
       auto* const stats = reinterpret_cast<float2*>(p.stats) + int64_t(item.piece) * p.block_rows;
       if (group == 0 && thread < 8 * eights) stats[thread] = make_float2(whole.max, whole.sum);
       return;
     }
     if (thread < kN) shared.factors[group][thread].x = whole.sum;
     own();
-    // The next eight rows are on their way while these are written.
+    // The next eight rows are on their way while these are written, and what gates them.
+    Finisher rows(p, block.first_row, pairs, item.kv_head, 0);
     float4 next[kParts];
+    uint2 gates[kParts];
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) next[part] = *fragment(to, 0, part);
+    for (int part = 0; part < kParts; ++part) next[part] = *fragment(to, 0, part), gates[part] = rows.gates(sixteen(part));
 #pragma unroll 1
     for (int j = 0; j < eights; ++j) {
-      const Finisher rows(p, block.first_row, pairs, item.kv_head, j);
       const Divisor by[2] = {Divisor(shared.factors[group][8 * j + 2 * t].x),
                              Divisor(shared.factors[group][8 * j + 2 * t + 1].x)};
-      float4 x[kParts];
+      const Finisher later(p, block.first_row, pairs, item.kv_head, j + 1);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        x[part] = next[part];
-        if (j + 1 < eights) next[part] = *fragment(to, j + 1, part);
+        const float4 x = next[part];
+        const uint2 gate = gates[part];
+        if (j + 1 < eights) next[part] = *fragment(to, j + 1, part), gates[part] = later.gates(sixteen(part));
+        rows.write(sixteen(part), x, gate, by);
       }
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) rows.write((group * kParts + part) * 4 + warp, x[part], by);
+      rows = later;
     }
   }
 

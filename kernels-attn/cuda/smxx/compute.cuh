@@ -383,7 +383,7 @@ class Computer {
         const float* const x = leaf_[m][tile];
         const float4 fragment = make_float4(x[0], x[1], x[2], x[3]);
         if (whole) {
-          rows.write(sixteen + m, fragment, by);
+          rows.write(sixteen + m, fragment, rows.gates(sixteen + m), by);
         } else {
           *fragment_at<kD>(partials, eight + tile, sixteen + m, thread.lane) = fragment;
         }

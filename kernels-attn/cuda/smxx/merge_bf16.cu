@@ -84,6 +84,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge(const __grid_constant_
   for (uint32_t unit = blockIdx.x; unit < all; unit += gridDim.x) {
     if (unit != blockIdx.x) e = units.at(unit);
     if (e.empty()) continue;
+    const Finisher rows(p, e.first_row, e.pairs, e.kv_head, e.eight);
+    const uint2 gates = rows.gates(e.sixteen);
     const int64_t stride = int64_t(p.block_rows) * kD;
     const float4* const outs = fragment_at<kD>(p.partials + e.first_piece * stride, e.eight, e.sixteen, lane);
     const float* const stats = p.stats + (e.first_piece * p.block_rows + e.eight * 8 + lane % 4 * 2) * 2;
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge(const __grid_constant_
       }
     }
     const Divisor by[2] = {Divisor(total.rows[0].sum), Divisor(total.rows[1].sum)};
-    Finisher(p, e.first_row, e.pairs, e.kv_head, e.eight).write(e.sixteen, total.out, by);
+    rows.write(e.sixteen, total.out, gates, by);
   }
 }
 

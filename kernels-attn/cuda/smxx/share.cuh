@@ -29,7 +29,7 @@ __device__ __forceinline__ int32_t cuts_of(Range tiles, int32_t share, int32_t l
 // The one that is done first, by nanoseconds of an H200.
 __device__ inline int32_t share_of_round(const Round& round, int32_t leaf_tiles, uint64_t blocks, uint64_t max_pieces,
                                          uint64_t block_rows) {
-  constexpr uint64_t kTileStreamed = 3850, kTile = 1400, kTileRow = 37;
+  constexpr uint64_t kTileStreamedAlone = 1700, kTileStreamed = 3850, kTile = 1400, kTileRow = 37;
   constexpr uint64_t kMerge = 2500, kMergePiece = 100, kMergedRow = 3;
   const auto most = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
   const uint64_t alone = kTile + kTileRow * block_rows;
@@ -43,7 +43,10 @@ __device__ inline int32_t share_of_round(const Round& round, int32_t leaf_tiles,
     if (share != LS_ATTN_SHARE_SEQUENCE) whole = min(whole, uint64_t(tiles_of_share(share, leaf_tiles)));
     const uint64_t turns = items / blocks, last = items % blocks;
     uint64_t cost = most(kTileStreamed, alone) * round.tiles / most(items, 1) * turns;
-    if (last > 0) cost += most(kTileStreamed * last / blocks, alone) * whole;
+    if (last > 0) {
+      const uint64_t more = (kTileStreamed - kTileStreamedAlone) * last * last / (blocks * blocks);
+      cost += most(kTileStreamedAlone + more, alone) * whole;
+    }
     cost = most(cost, alone * whole);
     if (pieces > 0) {
       cost += kMerge + kMergePiece * pieces / round.items[0] + block_rows * (pieces + kMergedRow * round.items[0]);

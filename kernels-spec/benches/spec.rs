@@ -3,7 +3,8 @@
 //! Ids: `spec/argmax/MODEL/bB/tT`, `spec/sample_RULES/..`; `spec/round_RULES/..` is what a round does from the logits on
 //! (row list, choice, settle: each launch may begin before the last one ended), `spec/inputs/..` the row list alone, which
 //! a round has before its forward pass; `spec/carry/..` hidden rows to the draft; `spec/vectors/..` other shares of a row
-//! per block. On a GPU every call has logits of its own, more in all than the L2 cache holds. Without a GPU the CPU
+//! per block; `spec/draw_draft_RULES/..` drafts with their probabilities, `spec/rejection_RULES/..` the chain alone and
+//! `spec/round_rejection_RULES/..` in a round, its drafts of a flat distribution: most of them are turned down at once. On a GPU every call has logits of its own, more in all than the L2 cache holds. Without a GPU the CPU
 //! backend is timed on a few shapes.
 
 use kernels_core::{Cpu, DeviceInfo, Result, Tensor, TensorMut, bf16};
@@ -31,7 +32,10 @@ fn settings() -> Vec<(&'static str, SamplingParams)> {
 enum Op {
     Argmax,
     Sample,
+    DrawDraft,
+    Rejection,
     Round,
+    RoundRejection,
     Inputs,
     Carry,
 }
@@ -60,6 +64,7 @@ struct Operands<B: SpecBackend> {
     hidden: B::Memory<bf16>,
     ring: B::Memory<bf16>,
     carried: B::Memory<bf16>,
+    probabilities: B::Memory<f32>,
     workspace: B::Memory<u8>,
 }
 
@@ -78,7 +83,8 @@ impl<B: SpecBackend> Operands<B> {
         let fits = "the bench fits into memory";
         let rows = sequences * count;
         // Rounds commit a token each time they are timed: room for a million of them.
-        let positions = if op == Op::Round && device.arch.is_some() { 1 << 20 } else { 4096 };
+        let rounds = matches!(op, Op::Round | Op::RoundRejection);
+        let positions = if rounds && device.arch.is_some() { 1 << 20 } else { 4096 };
         let start = 1000;
         let mut table = SlotTable::new(on, sequences, positions).expect(fits);
         let mut sampling = SamplingTable::new(on, sequences, 0).expect(fits);
@@ -133,10 +139,19 @@ impl<B: SpecBackend> Operands<B> {
             hidden: B::zeros(on, if has_logits { 0 } else { copies * rows * WIDTH }).expect(fits),
             ring: B::zeros(on, if has_logits { 0 } else { sequences * RING * WIDTH }).expect(fits),
             carried: B::zeros(on, if has_logits { 0 } else { copies * rows * WIDTH }).expect(fits),
+            probabilities: B::zeros(on, 0).expect(fits),
             workspace: B::zeros(on, 0).expect(fits),
         };
+        if matches!(op, Op::DrawDraft | Op::Rejection | Op::RoundRejection) {
+            let flat = vec![1.0 / vocab as f32; made.ring() * vocab];
+            made.probabilities = B::zeros(on, sequences * flat.len()).expect(fits);
+            for slot in 0..sequences {
+                B::write(on, &mut made.probabilities, slot * flat.len(), &flat).expect(fits);
+            }
+        }
+        let chain = made.rejection(device).map_or(0, |op| op.workspace_bytes());
         let bytes = made.argmax(device).map_or(0, |op| op.1).max(made.sample(device).map_or(0, |op| op.1));
-        made.workspace = B::zeros(on, bytes).expect(fits);
+        made.workspace = B::zeros(on, bytes.max(chain)).expect(fits);
         made
     }
 
@@ -150,8 +165,13 @@ impl<B: SpecBackend> Operands<B> {
         Ok((op, bytes))
     }
 
-    fn sample(&self, device: &DeviceInfo) -> Result<(Sample, usize)> {
-        let problem = SampleProblem {
+    /// Places of a slot's draft distributions.
+    fn ring(&self) -> usize {
+        self.count.saturating_sub(1).max(1)
+    }
+
+    fn sample_problem(&self) -> SampleProblem {
+        SampleProblem {
             sequences: self.sequences,
             rows: self.sequences * self.count,
             vocab: self.vocab,
@@ -159,8 +179,16 @@ impl<B: SpecBackend> Operands<B> {
             slots: self.sequences,
             positions: self.positions,
             max_bias: 0,
-        };
-        let mut op = Sample::plan(problem, device)?;
+        }
+    }
+
+    /// Its workspace is also enough for a draft.
+    fn rejection(&self, device: &DeviceInfo) -> Result<Rejection> {
+        Rejection::plan(RejectionProblem { base: self.sample_problem(), ring_rows: self.ring() }, device)
+    }
+
+    fn sample(&self, device: &DeviceInfo) -> Result<(Sample, usize)> {
+        let mut op = Sample::plan(self.sample_problem(), device)?;
         if let Some(vectors) = self.vectors {
             op = op.with_vectors_per_thread(vectors);
         }
@@ -172,6 +200,8 @@ impl<B: SpecBackend> Operands<B> {
         match self.op {
             Op::Argmax => self.largest(on, device, copy),
             Op::Sample => self.choose(on, device, copy),
+            Op::DrawDraft => self.draw(on, device, copy),
+            Op::Rejection => self.reject(on, device, copy),
             Op::Inputs => self.inputs(on, device),
             Op::Carry => self.carry(on, device, copy),
             Op::Round => {
@@ -182,6 +212,11 @@ impl<B: SpecBackend> Operands<B> {
                     self.choose(on, device, copy)?;
                 }
                 self.settle(on, device)
+            }
+            Op::RoundRejection => {
+                self.inputs(on, device)?;
+                self.reject(on, device, copy)?;
+                self.settle_rejected(on, device)
             }
         }
     }
@@ -220,6 +255,76 @@ impl<B: SpecBackend> Operands<B> {
             workspace: (bytes > 0).then(|| TensorMut::new(B::slice_mut(&mut workspace, 0..bytes), [bytes])),
         };
         op.overlapping(true).run::<B>(on, args)
+    }
+
+    fn draw(&mut self, on: &B::Queue, device: &DeviceInfo, copy: usize) -> Result<()> {
+        let problem = RejectionProblem { base: self.sample_problem(), ring_rows: self.ring() };
+        let op = DrawDraft::plan(problem, device)?;
+        let (sequences, rows, bytes) = (self.sequences, self.sequences * self.count, op.workspace_bytes());
+        let all = B::len(&self.logits) / self.vocab;
+        let dims = [sequences, self.ring(), self.vocab];
+        let mut workspace = B::view_mut(&mut self.workspace);
+        let args = DrawDraftArgs {
+            choice: TensorMut::of(&mut self.choice, [rows]),
+            probabilities: TensorMut::of(&mut self.probabilities, dims),
+            faults: TensorMut::of(&mut self.table.faults, [sequences + 1]),
+            logits: Tensor::of(&self.logits, [all, self.vocab]).rows(copy * rows..(copy + 1) * rows),
+            rows: self.rows.lend(),
+            tokens: Tensor::of(&self.table.tokens, [sequences, self.positions]),
+            prompt: Tensor::of(&self.table.prompt, [sequences]),
+            sampling: self.sampling.lend(),
+            workspace: (bytes > 0).then(|| TensorMut::new(B::slice_mut(&mut workspace, 0..bytes), [bytes])),
+        };
+        op.overlapping(true).run::<B>(on, args)
+    }
+
+    fn reject(&mut self, on: &B::Queue, device: &DeviceInfo, copy: usize) -> Result<()> {
+        let op = self.rejection(device)?;
+        let (sequences, rows, bytes) = (self.sequences, self.sequences * self.count, op.workspace_bytes());
+        let all = B::len(&self.logits) / self.vocab;
+        let dims = [sequences, self.ring(), self.vocab];
+        let mut workspace = B::view_mut(&mut self.workspace);
+        let args = RejectionArgs {
+            accepted: TensorMut::of(&mut self.accepted, [sequences]),
+            slots: self.table.lend(),
+            logits: Tensor::of(&self.logits, [all, self.vocab]).rows(copy * rows..(copy + 1) * rows),
+            probabilities: Tensor::of(&self.probabilities, dims),
+            rows: self.rows.lend(),
+            sampling: self.sampling.lend(),
+            workspace: (bytes > 0).then(|| TensorMut::new(B::slice_mut(&mut workspace, 0..bytes), [bytes])),
+        };
+        op.overlapping(true).run::<B>(on, args)
+    }
+
+    /// What `Settle` does behind a choice, behind a chain: stops, commit, and what the host reads.
+    fn settle_rejected(&mut self, on: &B::Queue, device: &DeviceInfo) -> Result<()> {
+        let (base, n) = (self.base(), self.sequences);
+        let stop = StopProblem { base, max_eos: 2, max_stops: 4, max_stop_length: 4 };
+        let args = StopArgs {
+            accepted: TensorMut::of(&mut self.accepted, [n]),
+            slots: self.table.lend(),
+            stops: Stops {
+                eos: Tensor::of(&self.eos, [n, 2]),
+                sequences: Tensor::of(&self.stops, [n, 4, 4]),
+            },
+            rows: self.rows.lend(),
+        };
+        Stop::plan(stop, device)?.overlapping(true).run::<B>(on, args)?;
+        let args = AdvanceArgs {
+            accepted: TensorMut::of(&mut self.accepted, [n]),
+            slots: self.table.lend(),
+            counters: None,
+            rows: self.rows.lend(),
+        };
+        let advance = AdvanceProblem { base, flush_after: 2, pass: Pass::Decode };
+        Advance::plan(advance, device)?.overlapping(true).run::<B>(on, args)?;
+        let args = EmitArgs {
+            emitted: TensorMut::of(&mut self.emitted, [n, self.count + 2]),
+            accepted: Tensor::of(&self.accepted, [n]),
+            slots: self.table.lend(),
+            rows: self.rows.lend(),
+        };
+        Emit::plan(base, device)?.overlapping(true).run::<B>(on, args)
     }
 
     fn inputs(&mut self, on: &B::Queue, device: &DeviceInfo) -> Result<()> {
@@ -275,8 +380,13 @@ impl<B: SpecBackend> Operands<B> {
     }
 }
 
-fn bytes(op: Op, vocab: usize, rows: usize) -> usize {
+fn bytes(op: Op, vocab: usize, [sequences, count]: [usize; 2]) -> usize {
+    let rows = sequences * count;
     match op {
+        // With what is written.
+        Op::DrawDraft => 8 * rows * vocab,
+        // With the draft's distribution where it is turned down.
+        Op::Rejection | Op::RoundRejection => 4 * (rows + sequences) * vocab,
         Op::Argmax | Op::Sample | Op::Round => 4 * rows * vocab,
         Op::Inputs => 8 * rows,
         Op::Carry => 4 * rows * WIDTH,
@@ -297,7 +407,7 @@ fn main() {
             let id = format!("spec/{name}/{model}/b{sequences}/t{count}");
             let shape = [sequences, count];
             let mut operands = Operands::<Cpu>::new(&(), &device, op, params, vocab, shape, 1, None);
-            let bytes = bytes(op, vocab, sequences * count) as u64;
+            let bytes = bytes(op, vocab, shape) as u64;
             bench.cpu(&id, bytes, || operands.run(&(), &device, 0).expect(&id));
         };
         time("argmax", Op::Argmax, &SamplingParams::default());
@@ -305,6 +415,8 @@ fn main() {
         time("carry", Op::Carry, &SamplingParams::default());
         for (name, params) in settings() {
             time(&format!("sample_{name}"), Op::Sample, &params);
+            time(&format!("draw_draft_{name}"), Op::DrawDraft, &params);
+            time(&format!("rejection_{name}"), Op::Rejection, &params);
         }
     }
 }
@@ -328,6 +440,15 @@ mod cuda {
                 // A round's prefix grows with every one that is timed, and penalties with it.
                 if name != "penalties" {
                     time(bench, &format!("round_{name}"), Op::Round, &params, shape, None);
+                }
+                if shape[1] > 1 {
+                    time(bench, &format!("rejection_{name}"), Op::Rejection, &params, shape, None);
+                    if name != "penalties" {
+                        let id = format!("round_rejection_{name}");
+                        time(bench, &id, Op::RoundRejection, &params, shape, None);
+                    }
+                } else {
+                    time(bench, &format!("draw_draft_{name}"), Op::DrawDraft, &params, shape, None);
                 }
             }
         }
@@ -356,7 +477,7 @@ mod cuda {
         let (queue, info) = (device.queue.clone(), device.info.clone());
         let (model, vocab) = MODEL;
         let id = format!("spec/{name}/{model}/b{}/t{}", shape[0], shape[1]);
-        let bytes = bytes(op, vocab, shape[0] * shape[1]);
+        let bytes = bytes(op, vocab, shape);
         let copies = copies(device, bytes);
         // Made when they are first asked for: a bench that the command line leaves out takes no time.
         let mut prepared = None;

@@ -148,12 +148,17 @@ typedef struct ls_spec_rules {
   int32_t max_bias;
 } ls_spec_rules;
 
-/* Ids that the likeliest part of a filtered row may have to be sorted in one block; more take the long way. */
+/* Ids that one block sorts at most; a row where more lie at the border of its filters takes the long way. */
 #define LS_SPEC_CANDIDATES 4096
 #define LS_SPEC_BINS 256
 
+/* Why rows are looked at. */
+#define LS_SPEC_SAMPLE 0
+#define LS_SPEC_DRAW_DRAFT 1
+#define LS_SPEC_REJECTION 2
+
 typedef struct ls_spec_sample_params {
-  int32_t* choice;               /* [rows]                                                              */
+  int32_t* choice;               /* [rows]; REJECTION: workspace                                        */
   const float* logits;           /* [rows, vocab], row stride logits_stride, aligned to 4 bytes         */
   const int32_t* tokens;         /* [slot_count, positions], row stride tokens_stride                   */
   const int32_t* prompt;         /* [slot_count]                                                        */
@@ -163,10 +168,13 @@ typedef struct ls_spec_sample_params {
   float* shaped;                 /* [rows, shaped_stride] logits behind penalties and bias              */
   uint64_t* best;                /* [rows, chunks] the largest logit of each chunk                      */
   uint64_t* drawn;               /* [rows, chunks] the largest score of each chunk                      */
-  uint64_t* bin_masses;          /* [rows, 256]                                                */
-  uint32_t* bin_counts;          /* [rows, 256]                                                */
-  uint64_t* candidates;          /* [rows, 4096]                                          */
+  uint32_t* patch_most;          /* [rows, patches] the largest of each 128 neighbours                  */
+  uint64_t* bins;                /* [rows, 256]                                                         */
+  uint64_t* candidates;          /* [rows, 4096]                                                        */
   uint32_t* candidate_counts;    /* [rows]                                                              */
+  uint64_t* kept;                /* [rows] the mass of what the filters leave                           */
+  uint64_t* limits;              /* [rows] and its last rank; DRAW_DRAFT and REJECTION                  */
+  uint64_t* most;                /* [rows] the largest logit; as above                                  */
   int64_t logits_stride;
   int64_t tokens_stride;
   int64_t shaped_stride;         /* a multiple of 4                                                     */
@@ -174,11 +182,34 @@ typedef struct ls_spec_sample_params {
   int32_t valid;
   int32_t positions;
   int32_t vectors;               /* as above                                                            */
-  int32_t noise;                 /* 0 a token, 1 a draft: which noise                                   */
+  int32_t kind;                  /* LS_SPEC_SAMPLE for ls_spec_sample                                   */
   int32_t programmatic;
 } ls_spec_sample_params;
 
 int32_t ls_spec_sample_smxx(const ls_spec_sample_params* p, ls_stream_t stream);
+
+typedef struct ls_spec_draw_draft_params {
+  ls_spec_sample_params sample;  /* kind = LS_SPEC_DRAW_DRAFT                                           */
+  float* probabilities;          /* [slot_count, ring_rows, vocab]                                      */
+  int64_t slot_stride;
+  int64_t ring_stride;
+  int32_t ring_rows;
+} ls_spec_draw_draft_params;
+
+int32_t ls_spec_draw_draft_smxx(const ls_spec_draw_draft_params* p, ls_stream_t stream);
+
+typedef struct ls_spec_rejection_params {
+  ls_spec_sample_params sample;  /* kind = LS_SPEC_REJECTION; tokens and prompt are those of the slots  */
+  ls_spec_slots slots;
+  int32_t* accepted;             /* [sequences]                                                         */
+  const float* probabilities;    /* [slot_count, ring_rows, vocab]                                      */
+  uint64_t* raced;               /* [sequences, chunks] workspace: the winner of each chunk             */
+  int64_t slot_stride;
+  int64_t ring_stride;
+  int32_t ring_rows;
+} ls_spec_rejection_params;
+
+int32_t ls_spec_rejection_smxx(const ls_spec_rejection_params* p, ls_stream_t stream);
 
 #ifdef __cplusplus
 }

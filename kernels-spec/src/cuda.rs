@@ -6,14 +6,16 @@ use crate::{
     Accept, AcceptArgs, Advance, AdvanceArgs, Argmax, ArgmaxArgs, Carry, CarryArgs, ChainInputs,
     ChainInputsArgs, Counters, DraftInputs, DraftInputsArgs, DrawDraft, DrawDraftArgs, Emit, EmitArgs,
     HiddenProblem, KeepHidden, KeepHiddenArgs, LastRows, LastRowsArgs, Pass, PrefillInputs,
-    PrefillInputsArgs, Problem, Propose, ProposeArgs, Rejection, RejectionArgs, RowsMut, Sample, SampleArgs,
-    Settle, SettleArgs, Slots, SpecBackend, Stop, StopArgs, StopProblem, Stops, TakeLast, TakeLastArgs,
-    TargetInputs, TargetInputsArgs,
+    PrefillInputsArgs, Problem, Propose, ProposeArgs, Rejection, RejectionArgs, RejectionProblem, RowsMut,
+    Sample, SampleArgs, SampleProblem, Sampling, Settle, SettleArgs, Slots, SpecBackend, Stop, StopArgs,
+    StopProblem, Stops, TakeLast, TakeLastArgs, TargetInputs, TargetInputsArgs,
     problem::Launch,
+    sample::SampleParts,
     sealed::Sealed,
     sys::{
-        self, ls_rows, ls_spec_argmax_params, ls_spec_hidden_params, ls_spec_inputs_params, ls_spec_rules,
-        ls_spec_sample_params, ls_spec_settle_params, ls_spec_slots,
+        self, ls_rows, ls_spec_argmax_params, ls_spec_draw_draft_params, ls_spec_hidden_params,
+        ls_spec_inputs_params, ls_spec_rejection_params, ls_spec_rules, ls_spec_sample_params,
+        ls_spec_settle_params, ls_spec_slots,
     },
 };
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
@@ -506,78 +508,204 @@ impl SpecBackend for Cuda {
         let programmatic = planned(Sample::NAME, &op.launch)?;
         let mut workspace = needed(Sample::NAME, workspace, op.workspace_bytes())?;
         on.context().bind_to_thread()?;
-        let (p, parts) = (op.problem(), op.parts());
-        pointers!(on mut; choice_at = choice.data; faults_at = faults.data; workspace_at = workspace.data;);
-        pointers!(on;
-            logits_at = logits.data;
-            tokens_at = tokens.data;
-            prompt = prompt.data;
-            repetition = sampling.repetition.data;
-            presence = sampling.presence.data;
-            frequency = sampling.frequency.data;
-            bias_ids = sampling.bias_ids.data;
-            bias_values = sampling.bias_values.data;
-            temperature = sampling.temperature.data;
-            top_k = sampling.top_k.data;
-            top_p = sampling.top_p.data;
-            min_p = sampling.min_p.data;
-            seed_lo = sampling.seed_lo.data;
-            seed_hi = sampling.seed_hi.data;
-        );
+        let p = op.problem();
+        pointers!(on mut; choice = choice.data; faults = faults.data; workspace_at = workspace.data;);
+        pointers!(on; logits_at = logits.data; tokens_at = tokens.data; prompt = prompt.data;);
         aligned(Sample::NAME, workspace_at)?;
-        let (rows, _rows) = list(&rows, faults_at as *mut _, [p.rows, p.rows, p.slots], on);
-        let part = |offset: usize| workspace_at + offset as u64;
+        let (rows, _rows) = list(&rows, faults as *mut _, [p.rows, p.rows, p.slots], on);
+        let (rules, _rules) = rules_of(&sampling, p.max_bias, on);
         let params = ls_spec_sample_params {
-            choice: choice_at as *mut _,
+            choice: choice as *mut _,
             logits: logits_at as *const _,
             tokens: tokens_at as *const _,
             prompt: prompt as *const _,
             rows,
-            rules: ls_spec_rules {
-                repetition: repetition as *const _,
-                presence: presence as *const _,
-                frequency: frequency as *const _,
-                bias_ids: bias_ids as *const _,
-                bias_values: bias_values as *const _,
-                temperature: temperature as *const _,
-                top_k: top_k as *const _,
-                top_p: top_p as *const _,
-                min_p: min_p as *const _,
-                seed_lo: seed_lo as *const _,
-                seed_hi: seed_hi as *const _,
-                bias_ids_stride: sampling.bias_ids.strides[0] as i64,
-                bias_values_stride: sampling.bias_values.strides[0] as i64,
-                max_bias: bound(p.max_bias),
-            },
-            shaped: part(parts.shaped) as *mut _,
-            best: part(parts.best) as *mut _,
-            drawn: part(parts.drawn) as *mut _,
-            bin_masses: part(parts.masses) as *mut _,
-            bin_counts: part(parts.counts) as *mut _,
-            candidates: part(parts.candidates) as *mut _,
-            candidate_counts: part(parts.candidate_counts) as *mut _,
+            rules,
             logits_stride: logits.strides[0] as i64,
             tokens_stride: tokens.strides[0] as i64,
-            shaped_stride: parts.shaped_stride as i64,
-            vocab: p.vocab as i32,
-            valid: p.valid as i32,
-            positions: p.positions as i32,
-            vectors: parts.vectors as i32,
-            noise: 0,
+            kind: sys::LS_SPEC_SAMPLE,
             programmatic,
+            ..passes(p, &op.parts(), workspace_at)
         };
         // SAFETY: as for the row lists; the parts lie inside the workspace, whose size was checked.
         Error::status(Sample::NAME, unsafe { sys::ls_spec_sample_smxx(&params, on.cu_stream().cast()) })
     }
 
-    fn draw_draft(_: &DrawDraft, _: &On, _: DrawDraftArgs<'_, Cuda>) -> Result<()> {
-        Err(Error::NotBuilt { op: DrawDraft::NAME })
+    fn draw_draft(op: &DrawDraft, on: &On, args: DrawDraftArgs<'_, Cuda>) -> Result<()> {
+        let DrawDraftArgs {
+            mut choice,
+            mut probabilities,
+            mut faults,
+            logits,
+            rows,
+            tokens,
+            prompt,
+            sampling,
+            workspace,
+        } = args;
+        let programmatic = planned(DrawDraft::NAME, &op.launch)?;
+        let mut workspace = needed(DrawDraft::NAME, workspace, op.workspace_bytes())?;
+        on.context().bind_to_thread()?;
+        let RejectionProblem { base: p, ring_rows } = op.problem();
+        pointers!(on mut;
+            choice = choice.data;
+            probabilities_at = probabilities.data;
+            faults = faults.data;
+            workspace_at = workspace.data;
+        );
+        pointers!(on; logits_at = logits.data; tokens_at = tokens.data; prompt = prompt.data;);
+        aligned(DrawDraft::NAME, workspace_at)?;
+        let (rows, _rows) = list(&rows, faults as *mut _, [p.rows, p.rows, p.slots], on);
+        let (rules, _rules) = rules_of(&sampling, p.max_bias, on);
+        let params = ls_spec_draw_draft_params {
+            sample: ls_spec_sample_params {
+                choice: choice as *mut _,
+                logits: logits_at as *const _,
+                tokens: tokens_at as *const _,
+                prompt: prompt as *const _,
+                rows,
+                rules,
+                logits_stride: logits.strides[0] as i64,
+                tokens_stride: tokens.strides[0] as i64,
+                kind: sys::LS_SPEC_DRAW_DRAFT,
+                programmatic,
+                ..passes(p, &op.parts(), workspace_at)
+            },
+            probabilities: probabilities_at as *mut _,
+            slot_stride: probabilities.strides[0] as i64,
+            ring_stride: probabilities.strides[1] as i64,
+            ring_rows: bound(*ring_rows),
+        };
+        // SAFETY: as for `sample`.
+        Error::status(DrawDraft::NAME, unsafe {
+            sys::ls_spec_draw_draft_smxx(&params, on.cu_stream().cast())
+        })
     }
 
-    fn rejection(_: &Rejection, _: &On, _: RejectionArgs<'_, Cuda>) -> Result<()> {
-        Err(Error::NotBuilt { op: Rejection::NAME })
+    fn rejection(op: &Rejection, on: &On, args: RejectionArgs<'_, Cuda>) -> Result<()> {
+        let RejectionArgs { mut accepted, mut slots, logits, probabilities, rows, sampling, workspace } =
+            args;
+        let programmatic = planned(Rejection::NAME, &op.launch)?;
+        let mut workspace = needed(Rejection::NAME, workspace, op.workspace_bytes())?;
+        on.context().bind_to_thread()?;
+        let RejectionProblem { base: p, ring_rows } = op.problem();
+        let (slots, _slots) = table(&mut slots, on);
+        pointers!(on mut; accepted = accepted.data; workspace_at = workspace.data;);
+        pointers!(on; logits_at = logits.data; probabilities_at = probabilities.data;);
+        aligned(Rejection::NAME, workspace_at)?;
+        let (rows, _rows) = list(&rows, slots.faults, [p.rows, ring_rows.saturating_add(1), p.slots], on);
+        let (rules, _rules) = rules_of(&sampling, p.max_bias, on);
+        let parts = op.parts();
+        let params = ls_spec_rejection_params {
+            sample: ls_spec_sample_params {
+                choice: (workspace_at + parts.choice as u64) as *mut _,
+                logits: logits_at as *const _,
+                tokens: slots.tokens,
+                prompt: slots.prompt,
+                rows,
+                rules,
+                logits_stride: logits.strides[0] as i64,
+                tokens_stride: slots.tokens_stride,
+                kind: sys::LS_SPEC_REJECTION,
+                programmatic,
+                ..passes(p, &parts, workspace_at)
+            },
+            slots,
+            accepted: accepted as *mut _,
+            probabilities: probabilities_at as *const _,
+            raced: (workspace_at + parts.raced as u64) as *mut _,
+            slot_stride: probabilities.strides[0] as i64,
+            ring_stride: probabilities.strides[1] as i64,
+            ring_rows: bound(*ring_rows),
+        };
+        // SAFETY: as for `sample`.
+        Error::status(Rejection::NAME, unsafe { sys::ls_spec_rejection_smxx(&params, on.cu_stream().cast()) })
     }
 }
+
+/// The numbers and the parts of a workspace that every look at rows of logits has; the operands are null.
+fn passes(p: &SampleProblem, parts: &SampleParts, workspace: u64) -> ls_spec_sample_params {
+    let part = |offset: usize| workspace + offset as u64;
+    ls_spec_sample_params {
+        choice: null_mut(),
+        logits: null(),
+        tokens: null(),
+        prompt: null(),
+        rows: NO_ROWS,
+        rules: NO_RULES,
+        shaped: part(parts.shaped) as *mut _,
+        best: part(parts.best) as *mut _,
+        drawn: part(parts.drawn) as *mut _,
+        patch_most: part(parts.patch_most) as *mut _,
+        bins: part(parts.bins) as *mut _,
+        candidates: part(parts.candidates) as *mut _,
+        candidate_counts: part(parts.candidate_counts) as *mut _,
+        kept: part(parts.kept) as *mut _,
+        limits: part(parts.limits) as *mut _,
+        most: part(parts.most) as *mut _,
+        logits_stride: 0,
+        tokens_stride: 0,
+        shaped_stride: parts.shaped_stride as i64,
+        vocab: p.vocab as i32,
+        valid: p.valid as i32,
+        positions: p.positions as i32,
+        vectors: parts.vectors as i32,
+        kind: sys::LS_SPEC_SAMPLE,
+        programmatic: 0,
+    }
+}
+
+fn rules_of<'g>(
+    sampling: &'g Sampling<'_, Cuda>,
+    max_bias: usize,
+    on: &'g On,
+) -> (ls_spec_rules, [SyncOnDrop<'g>; 11]) {
+    let (repetition, a) = sampling.repetition.data.device_ptr(on);
+    let (presence, b) = sampling.presence.data.device_ptr(on);
+    let (frequency, c) = sampling.frequency.data.device_ptr(on);
+    let (bias_ids, d) = sampling.bias_ids.data.device_ptr(on);
+    let (bias_values, e) = sampling.bias_values.data.device_ptr(on);
+    let (temperature, f) = sampling.temperature.data.device_ptr(on);
+    let (top_k, g) = sampling.top_k.data.device_ptr(on);
+    let (top_p, h) = sampling.top_p.data.device_ptr(on);
+    let (min_p, i) = sampling.min_p.data.device_ptr(on);
+    let (seed_lo, j) = sampling.seed_lo.data.device_ptr(on);
+    let (seed_hi, k) = sampling.seed_hi.data.device_ptr(on);
+    let rules = ls_spec_rules {
+        repetition: repetition as *const _,
+        presence: presence as *const _,
+        frequency: frequency as *const _,
+        bias_ids: bias_ids as *const _,
+        bias_values: bias_values as *const _,
+        temperature: temperature as *const _,
+        top_k: top_k as *const _,
+        top_p: top_p as *const _,
+        min_p: min_p as *const _,
+        seed_lo: seed_lo as *const _,
+        seed_hi: seed_hi as *const _,
+        bias_ids_stride: sampling.bias_ids.strides[0] as i64,
+        bias_values_stride: sampling.bias_values.strides[0] as i64,
+        max_bias: bound(max_bias),
+    };
+    (rules, [a, b, c, d, e, f, g, h, i, j, k])
+}
+
+const NO_RULES: ls_spec_rules = ls_spec_rules {
+    repetition: null(),
+    presence: null(),
+    frequency: null(),
+    bias_ids: null(),
+    bias_values: null(),
+    temperature: null(),
+    top_k: null(),
+    top_p: null(),
+    min_p: null(),
+    seed_lo: null(),
+    seed_hi: null(),
+    bias_ids_stride: 0,
+    bias_values_stride: 0,
+    max_bias: 0,
+};
 
 type Workspace<'a> = TensorMut<'a, Cuda, u8, 1>;
 

@@ -20,6 +20,7 @@ mod hidden;
 mod inputs;
 mod memory;
 mod problem;
+mod rejection;
 mod sample;
 mod sampling;
 mod settle;
@@ -33,10 +34,8 @@ pub use inputs::{
 };
 pub use memory::{RowTable, RowsMut, SlotTable, Slots, State};
 pub use problem::Problem;
-pub use sample::{
-    Argmax, ArgmaxArgs, ArgmaxProblem, DrawDraft, DrawDraftArgs, Rejection, RejectionArgs, RejectionProblem,
-    Sample, SampleArgs, SampleProblem,
-};
+pub use rejection::{DrawDraft, DrawDraftArgs, Rejection, RejectionArgs, RejectionProblem};
+pub use sample::{Argmax, ArgmaxArgs, ArgmaxProblem, Sample, SampleArgs, SampleProblem};
 pub use sampling::{GREEDY_BELOW, Sampling, SamplingParams, SamplingTable};
 pub use settle::{
     Accept, AcceptArgs, Advance, AdvanceArgs, AdvanceProblem, Counters, Emit, EmitArgs, Pass, Propose,

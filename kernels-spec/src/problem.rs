@@ -88,11 +88,6 @@ pub(crate) fn chunks(valid: usize, vectors: usize) -> usize {
     valid.div_ceil(1024 * vectors)
 }
 
-/// For operations that have no kernel yet in any build.
-pub(crate) fn cpu_only(op: &'static str, device: &DeviceInfo) -> Result<()> {
-    if device.arch.is_some() { Err(Error::NotBuilt { op }) } else { Ok(()) }
-}
-
 /// Rows of logits that a grid has blocks for.
 pub(crate) fn check_logits(op: &'static str, rows: usize, launch: &Launch) -> Result<()> {
     const MOST: usize = 65_535;
@@ -109,7 +104,7 @@ macro_rules! operation {
     (
         $(#[$doc:meta])*
         $op:ident, $name:literal, $problem:ty, $args:ident $(<$activation:ident>)?, $method:ident
-        $(, also: $also:ident)? $(, on: $on:ident)?
+        $(, also: $also:ident)?
     ) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +118,6 @@ macro_rules! operation {
 
             /// Checks the sizes and the device; an error names what is wrong with them.
             pub fn plan(problem: $problem, device: &kernels_core::DeviceInfo) -> kernels_core::Result<Self> {
-                $(crate::problem::$on(Self::NAME, device)?;)?
                 let launch = crate::problem::Launch::of(Self::NAME, device)?;
                 problem.check(Self::NAME)?;
                 $($also(Self::NAME, &problem)?;)?

@@ -1,8 +1,8 @@
-//! Choosing tokens: argmax, coupled sampling, and the rejection sampler.
+//! Choosing tokens: argmax and coupled sampling.
 
 use crate::{
-    Problem, Sampling, Slots,
-    problem::{at_least_one, at_most, check_logits, chunks, operation},
+    Problem, Sampling,
+    problem::{Launch, at_least_one, at_most, check_logits, chunks, operation},
 };
 use kernels_core::{Backend, Result, Rows, Tensor, TensorMut, workspace::Layout};
 
@@ -105,7 +105,7 @@ pub struct SampleArgs<'a, B: Backend> {
     pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
-/// Where the parts of a workspace of [`Sample`] begin, in bytes.
+/// Where the parts of a workspace begin, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) struct SampleParts {
@@ -114,16 +114,85 @@ pub(crate) struct SampleParts {
     pub(crate) shaped_stride: usize,
     pub(crate) best: usize,
     pub(crate) drawn: usize,
-    pub(crate) masses: usize,
-    pub(crate) counts: usize,
+    pub(crate) patch_most: usize,
+    pub(crate) bins: usize,
     pub(crate) candidates: usize,
     pub(crate) candidate_counts: usize,
+    pub(crate) kept: usize,
+    /// Of what follows, `Sample` has nothing.
+    pub(crate) limits: usize,
+    pub(crate) most: usize,
+    /// Of `Rejection`.
+    pub(crate) choice: usize,
+    pub(crate) raced: usize,
     pub(crate) bytes: usize,
 }
 
 /// As in the C header.
 const CANDIDATES: usize = 4096;
 const BINS: usize = 256;
+/// Neighbours whose largest logit is kept together.
+const PATCH: usize = 128;
+
+/// Who looks at the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Sample,
+    Draft,
+    Rejection,
+}
+
+impl SampleParts {
+    /// Nothing on the CPU.
+    pub(crate) fn of(p: &SampleProblem, launch: &Launch, purpose: Purpose) -> Self {
+        if launch.multiprocessors.is_none() {
+            return SampleParts::default();
+        }
+        let vectors = launch.vectors(p.rows, p.valid);
+        let in_a_row = chunks(p.valid, vectors);
+        let shaped_stride = p.valid.next_multiple_of(4);
+        let mut layout = Layout::default();
+        let mut parts = SampleParts {
+            vectors,
+            shaped: layout.add::<f32>(p.rows * shaped_stride).start,
+            shaped_stride,
+            best: layout.add::<u64>(p.rows * in_a_row).start,
+            drawn: layout.add::<u64>(p.rows * in_a_row).start,
+            patch_most: layout.add::<u32>(p.rows * p.valid.div_ceil(PATCH)).start,
+            bins: layout.add::<u64>(p.rows * BINS).start,
+            candidates: layout.add::<u64>(p.rows * CANDIDATES).start,
+            candidate_counts: layout.add::<u32>(p.rows).start,
+            kept: layout.add::<u64>(p.rows).start,
+            ..SampleParts::default()
+        };
+        if purpose != Purpose::Sample {
+            parts.limits = layout.add::<u64>(p.rows).start;
+            parts.most = layout.add::<u64>(p.rows).start;
+        }
+        if purpose == Purpose::Rejection {
+            parts.choice = layout.add::<i32>(p.rows).start;
+            parts.raced = layout.add::<u64>(p.sequences * in_a_row).start;
+        }
+        parts.bytes = layout.bytes();
+        parts
+    }
+}
+
+/// The rows, and the bytes of a workspace.
+pub(crate) fn check_room<B: Backend>(
+    op: &'static str,
+    rows: usize,
+    launch: &Launch,
+    workspace: &Option<TensorMut<'_, B, u8, 1>>,
+    bytes: usize,
+) -> Result<()> {
+    check_logits(op, rows, launch)?;
+    if let Some(workspace) = workspace {
+        workspace.check(op, "workspace", [bytes])?;
+        workspace.check_disjoint(op, "workspace")?;
+    }
+    Ok(())
+}
 
 impl Sample {
     /// Bytes of [`SampleArgs::workspace`]; 0 on the CPU.
@@ -140,150 +209,18 @@ impl Sample {
     }
 
     pub(crate) fn parts(&self) -> SampleParts {
-        let p = &self.problem;
-        if self.launch.multiprocessors.is_none() {
-            return SampleParts::default();
-        }
-        let vectors = self.launch.vectors(p.rows, p.valid);
-        let chunks = p.rows * chunks(p.valid, vectors);
-        let shaped_stride = p.valid.next_multiple_of(4);
-        let mut layout = Layout::default();
-        let mut parts = SampleParts {
-            vectors,
-            shaped: layout.add::<f32>(p.rows * shaped_stride).start,
-            shaped_stride,
-            best: layout.add::<u64>(chunks).start,
-            drawn: layout.add::<u64>(chunks).start,
-            masses: layout.add::<u64>(p.rows * BINS).start,
-            counts: layout.add::<u32>(p.rows * BINS).start,
-            candidates: layout.add::<u64>(p.rows * CANDIDATES).start,
-            candidate_counts: layout.add::<u32>(p.rows).start,
-            bytes: 0,
-        };
-        parts.bytes = layout.bytes();
-        parts
+        SampleParts::of(&self.problem, &self.launch, Purpose::Sample)
     }
 
     fn check<B: Backend>(&self, args: &SampleArgs<'_, B>) -> Result<()> {
         let p = &self.problem;
-        check_logits(Self::NAME, p.rows, &self.launch)?;
-        if let Some(workspace) = &args.workspace {
-            workspace.check(Self::NAME, "workspace", [self.workspace_bytes()])?;
-            workspace.check_disjoint(Self::NAME, "workspace")?;
-        }
+        check_room(Self::NAME, p.rows, &self.launch, &args.workspace, self.workspace_bytes())?;
         args.choice.check(Self::NAME, "choice", [p.rows])?;
         args.faults.check(Self::NAME, "faults", [p.slots + 1])?;
         args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])?;
         args.rows.check(Self::NAME, p.sequences)?;
         args.tokens.check(Self::NAME, "tokens", [p.slots, p.positions])?;
         args.prompt.check(Self::NAME, "prompt", [p.slots])?;
-        args.sampling.check(Self::NAME, p.slots, p.max_bias)
-    }
-}
-
-/// The bounds of [`DrawDraft`] and [`Rejection`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RejectionProblem {
-    /// The bounds of the rows and the vocabulary.
-    pub base: SampleProblem,
-    /// Draft distributions kept per slot: that of the draft at position `p` at `p % ring_rows`. At least
-    /// the longest chain.
-    pub ring_rows: usize,
-}
-
-impl RejectionProblem {
-    fn check(&self, op: &'static str) -> Result<()> {
-        self.base.check(op)?;
-        at_least_one(op, "ring_rows", self.ring_rows)
-    }
-}
-
-operation! {
-    /// Draws a draft for [`Rejection`], and keeps the distribution it was drawn from.
-    ///
-    /// The same rules as [`Sample`], with noise of its own ([`Use::Draft`](kernels_core::philox::Use)).
-    /// The probabilities kept are `e^z / mass` of what the filters left, zero elsewhere; greedy keeps 1
-    /// at the choice.
-    DrawDraft, "spec::draw_draft", RejectionProblem, DrawDraftArgs, draw_draft, on: cpu_only
-}
-
-/// Operands of [`DrawDraft`].
-#[derive(Debug)]
-pub struct DrawDraftArgs<'a, B: Backend> {
-    /// `[rows]`: the chosen ids, as [`SampleArgs::choice`].
-    pub choice: TensorMut<'a, B, i32, 1>,
-    /// `[slots, ring_rows, vocab]`: the row at position `p` writes `[slot][(p + 1) % ring_rows]`.
-    pub probabilities: TensorMut<'a, B, f32, 3>,
-    /// `[slots + 1]`: sticky fault words.
-    pub faults: TensorMut<'a, B, u64, 1>,
-    /// `[rows, vocab]`: the draft's logits.
-    pub logits: Tensor<'a, B, f32, 2>,
-    /// Whose rows they are.
-    pub rows: Rows<'a, B>,
-    /// `[slots, positions]`: token ids by absolute position.
-    pub tokens: Tensor<'a, B, i32, 2>,
-    /// `[slots]`: tokens of the prompt.
-    pub prompt: Tensor<'a, B, i32, 1>,
-    /// How each slot draws.
-    pub sampling: Sampling<'a, B>,
-}
-
-impl DrawDraft {
-    fn check<B: Backend>(&self, args: &DrawDraftArgs<'_, B>) -> Result<()> {
-        let RejectionProblem { base: p, ring_rows } = &self.problem;
-        args.choice.check(Self::NAME, "choice", [p.rows])?;
-        args.probabilities.check(Self::NAME, "probabilities", [p.slots, *ring_rows, p.vocab])?;
-        args.probabilities.check_disjoint(Self::NAME, "probabilities")?;
-        args.faults.check(Self::NAME, "faults", [p.slots + 1])?;
-        args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])?;
-        args.rows.check(Self::NAME, p.sequences)?;
-        args.tokens.check(Self::NAME, "tokens", [p.slots, p.positions])?;
-        args.prompt.check(Self::NAME, "prompt", [p.slots])?;
-        args.sampling.check(Self::NAME, p.slots, p.max_bias)
-    }
-}
-
-operation! {
-    /// The classical rejection chain, in place of [`Sample`] and [`Accept`](crate::Accept).
-    ///
-    /// With `P` the target's distribution in the row before a draft `d` at position `c` (by the rules of
-    /// [`Sample`]) and `Q` the one it was drawn from: accept if `u Q[d] < P[d]`, `u` uniform from
-    /// ([`Use::Accept`](kernels_core::philox::Use), seed, `c`); at the first rejection draw from
-    /// `max(P - Q, 0)`, normalised, with noise of `Use::Residual`; if none is rejected, draw one more
-    /// from `P` as [`Sample`] does. So each token is distributed as the target says, whatever `Q` is, and
-    /// a round without drafts gives the bits of [`Sample`].
-    ///
-    /// It accepts more than coupled sampling at high temperature (1 - TV, the optimum), but *which* tokens
-    /// come out depends on the drafts: this is the one exception to "speculation changes nothing".
-    Rejection, "spec::rejection", RejectionProblem, RejectionArgs, rejection, on: cpu_only
-}
-
-/// Operands of [`Rejection`].
-#[derive(Debug)]
-pub struct RejectionArgs<'a, B: Backend> {
-    /// `[sequences]`: the accept length of each sequence.
-    pub accepted: TensorMut<'a, B, i32, 1>,
-    /// The slots' memory; `tokens` is written.
-    pub slots: Slots<'a, B>,
-    /// `[rows, vocab]`: the target's logits.
-    pub logits: Tensor<'a, B, f32, 2>,
-    /// `[slots, ring_rows, vocab]`: what [`DrawDraft`] kept.
-    pub probabilities: Tensor<'a, B, f32, 3>,
-    /// The rows of the target's pass.
-    pub rows: Rows<'a, B>,
-    /// How each slot draws.
-    pub sampling: Sampling<'a, B>,
-}
-
-impl Rejection {
-    fn check<B: Backend>(&self, args: &RejectionArgs<'_, B>) -> Result<()> {
-        let RejectionProblem { base: p, ring_rows } = &self.problem;
-        args.accepted.check(Self::NAME, "accepted", [p.sequences])?;
-        args.slots.check(Self::NAME, p.slots, p.positions)?;
-        args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])?;
-        let probabilities = [p.slots, *ring_rows, p.vocab];
-        args.probabilities.check(Self::NAME, "probabilities", probabilities)?;
-        args.rows.check(Self::NAME, p.sequences)?;
         args.sampling.check(Self::NAME, p.slots, p.max_bias)
     }
 }
@@ -345,11 +282,7 @@ impl Argmax {
 
     fn check<B: Backend>(&self, args: &ArgmaxArgs<'_, B>) -> Result<()> {
         let p = &self.problem;
-        check_logits(Self::NAME, p.rows, &self.launch)?;
-        if let Some(workspace) = &args.workspace {
-            workspace.check(Self::NAME, "workspace", [self.workspace_bytes()])?;
-            workspace.check_disjoint(Self::NAME, "workspace")?;
-        }
+        check_room(Self::NAME, p.rows, &self.launch, &args.workspace, self.workspace_bytes())?;
         args.choice.check(Self::NAME, "choice", [p.rows])?;
         args.logits.check(Self::NAME, "logits", [p.rows, p.vocab])
     }

@@ -19,6 +19,9 @@ pub const LS_SPEC_KEEP: i32 = 1;
 pub const LS_SPEC_TAKE_LAST: i32 = 2;
 pub const LS_SPEC_CANDIDATES: i32 = 4096;
 pub const LS_SPEC_BINS: i32 = 256;
+pub const LS_SPEC_SAMPLE: i32 = 0;
+pub const LS_SPEC_DRAW_DRAFT: i32 = 1;
+pub const LS_SPEC_REJECTION: i32 = 2;
 pub type ls_stream_t = *mut ::core::ffi::c_void;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -361,10 +364,13 @@ pub struct ls_spec_sample_params {
     pub shaped: *mut f32,
     pub best: *mut u64,
     pub drawn: *mut u64,
-    pub bin_masses: *mut u64,
-    pub bin_counts: *mut u32,
+    pub patch_most: *mut u32,
+    pub bins: *mut u64,
     pub candidates: *mut u64,
     pub candidate_counts: *mut u32,
+    pub kept: *mut u64,
+    pub limits: *mut u64,
+    pub most: *mut u64,
     pub logits_stride: i64,
     pub tokens_stride: i64,
     pub shaped_stride: i64,
@@ -372,12 +378,12 @@ pub struct ls_spec_sample_params {
     pub valid: i32,
     pub positions: i32,
     pub vectors: i32,
-    pub noise: i32,
+    pub kind: i32,
     pub programmatic: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_spec_sample_params"][::core::mem::size_of::<ls_spec_sample_params>() - 296usize];
+    ["Size of ls_spec_sample_params"][::core::mem::size_of::<ls_spec_sample_params>() - 320usize];
     ["Alignment of ls_spec_sample_params"][::core::mem::align_of::<ls_spec_sample_params>() - 8usize];
     ["Offset of field: ls_spec_sample_params::choice"]
         [::core::mem::offset_of!(ls_spec_sample_params, choice) - 0usize];
@@ -397,32 +403,95 @@ const _: () = {
         [::core::mem::offset_of!(ls_spec_sample_params, best) - 200usize];
     ["Offset of field: ls_spec_sample_params::drawn"]
         [::core::mem::offset_of!(ls_spec_sample_params, drawn) - 208usize];
-    ["Offset of field: ls_spec_sample_params::bin_masses"]
-        [::core::mem::offset_of!(ls_spec_sample_params, bin_masses) - 216usize];
-    ["Offset of field: ls_spec_sample_params::bin_counts"]
-        [::core::mem::offset_of!(ls_spec_sample_params, bin_counts) - 224usize];
+    ["Offset of field: ls_spec_sample_params::patch_most"]
+        [::core::mem::offset_of!(ls_spec_sample_params, patch_most) - 216usize];
+    ["Offset of field: ls_spec_sample_params::bins"]
+        [::core::mem::offset_of!(ls_spec_sample_params, bins) - 224usize];
     ["Offset of field: ls_spec_sample_params::candidates"]
         [::core::mem::offset_of!(ls_spec_sample_params, candidates) - 232usize];
     ["Offset of field: ls_spec_sample_params::candidate_counts"]
         [::core::mem::offset_of!(ls_spec_sample_params, candidate_counts) - 240usize];
+    ["Offset of field: ls_spec_sample_params::kept"]
+        [::core::mem::offset_of!(ls_spec_sample_params, kept) - 248usize];
+    ["Offset of field: ls_spec_sample_params::limits"]
+        [::core::mem::offset_of!(ls_spec_sample_params, limits) - 256usize];
+    ["Offset of field: ls_spec_sample_params::most"]
+        [::core::mem::offset_of!(ls_spec_sample_params, most) - 264usize];
     ["Offset of field: ls_spec_sample_params::logits_stride"]
-        [::core::mem::offset_of!(ls_spec_sample_params, logits_stride) - 248usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, logits_stride) - 272usize];
     ["Offset of field: ls_spec_sample_params::tokens_stride"]
-        [::core::mem::offset_of!(ls_spec_sample_params, tokens_stride) - 256usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, tokens_stride) - 280usize];
     ["Offset of field: ls_spec_sample_params::shaped_stride"]
-        [::core::mem::offset_of!(ls_spec_sample_params, shaped_stride) - 264usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, shaped_stride) - 288usize];
     ["Offset of field: ls_spec_sample_params::vocab"]
-        [::core::mem::offset_of!(ls_spec_sample_params, vocab) - 272usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, vocab) - 296usize];
     ["Offset of field: ls_spec_sample_params::valid"]
-        [::core::mem::offset_of!(ls_spec_sample_params, valid) - 276usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, valid) - 300usize];
     ["Offset of field: ls_spec_sample_params::positions"]
-        [::core::mem::offset_of!(ls_spec_sample_params, positions) - 280usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, positions) - 304usize];
     ["Offset of field: ls_spec_sample_params::vectors"]
-        [::core::mem::offset_of!(ls_spec_sample_params, vectors) - 284usize];
-    ["Offset of field: ls_spec_sample_params::noise"]
-        [::core::mem::offset_of!(ls_spec_sample_params, noise) - 288usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, vectors) - 308usize];
+    ["Offset of field: ls_spec_sample_params::kind"]
+        [::core::mem::offset_of!(ls_spec_sample_params, kind) - 312usize];
     ["Offset of field: ls_spec_sample_params::programmatic"]
-        [::core::mem::offset_of!(ls_spec_sample_params, programmatic) - 292usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, programmatic) - 316usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ls_spec_draw_draft_params {
+    pub sample: ls_spec_sample_params,
+    pub probabilities: *mut f32,
+    pub slot_stride: i64,
+    pub ring_stride: i64,
+    pub ring_rows: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_spec_draw_draft_params"][::core::mem::size_of::<ls_spec_draw_draft_params>() - 352usize];
+    ["Alignment of ls_spec_draw_draft_params"][::core::mem::align_of::<ls_spec_draw_draft_params>() - 8usize];
+    ["Offset of field: ls_spec_draw_draft_params::sample"]
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, sample) - 0usize];
+    ["Offset of field: ls_spec_draw_draft_params::probabilities"]
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, probabilities) - 320usize];
+    ["Offset of field: ls_spec_draw_draft_params::slot_stride"]
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, slot_stride) - 328usize];
+    ["Offset of field: ls_spec_draw_draft_params::ring_stride"]
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, ring_stride) - 336usize];
+    ["Offset of field: ls_spec_draw_draft_params::ring_rows"]
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, ring_rows) - 344usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ls_spec_rejection_params {
+    pub sample: ls_spec_sample_params,
+    pub slots: ls_spec_slots,
+    pub accepted: *mut i32,
+    pub probabilities: *const f32,
+    pub raced: *mut u64,
+    pub slot_stride: i64,
+    pub ring_stride: i64,
+    pub ring_rows: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_spec_rejection_params"][::core::mem::size_of::<ls_spec_rejection_params>() - 464usize];
+    ["Alignment of ls_spec_rejection_params"][::core::mem::align_of::<ls_spec_rejection_params>() - 8usize];
+    ["Offset of field: ls_spec_rejection_params::sample"]
+        [::core::mem::offset_of!(ls_spec_rejection_params, sample) - 0usize];
+    ["Offset of field: ls_spec_rejection_params::slots"]
+        [::core::mem::offset_of!(ls_spec_rejection_params, slots) - 320usize];
+    ["Offset of field: ls_spec_rejection_params::accepted"]
+        [::core::mem::offset_of!(ls_spec_rejection_params, accepted) - 416usize];
+    ["Offset of field: ls_spec_rejection_params::probabilities"]
+        [::core::mem::offset_of!(ls_spec_rejection_params, probabilities) - 424usize];
+    ["Offset of field: ls_spec_rejection_params::raced"]
+        [::core::mem::offset_of!(ls_spec_rejection_params, raced) - 432usize];
+    ["Offset of field: ls_spec_rejection_params::slot_stride"]
+        [::core::mem::offset_of!(ls_spec_rejection_params, slot_stride) - 440usize];
+    ["Offset of field: ls_spec_rejection_params::ring_stride"]
+        [::core::mem::offset_of!(ls_spec_rejection_params, ring_stride) - 448usize];
+    ["Offset of field: ls_spec_rejection_params::ring_rows"]
+        [::core::mem::offset_of!(ls_spec_rejection_params, ring_rows) - 456usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {
@@ -431,6 +500,8 @@ unsafe extern "C" {
     pub fn ls_spec_hidden_smxx(p: *const ls_spec_hidden_params, stream: ls_stream_t) -> i32;
     pub fn ls_spec_argmax_smxx(p: *const ls_spec_argmax_params, stream: ls_stream_t) -> i32;
     pub fn ls_spec_sample_smxx(p: *const ls_spec_sample_params, stream: ls_stream_t) -> i32;
+    pub fn ls_spec_draw_draft_smxx(p: *const ls_spec_draw_draft_params, stream: ls_stream_t) -> i32;
+    pub fn ls_spec_rejection_smxx(p: *const ls_spec_rejection_params, stream: ls_stream_t) -> i32;
 }
 
 #[cfg(not(kernels_built))]
@@ -455,5 +526,15 @@ pub unsafe extern "C" fn ls_spec_argmax_smxx(_: *const ls_spec_argmax_params, _:
 
 #[cfg(not(kernels_built))]
 pub unsafe extern "C" fn ls_spec_sample_smxx(_: *const ls_spec_sample_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_spec_draw_draft_smxx(_: *const ls_spec_draw_draft_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_spec_rejection_smxx(_: *const ls_spec_rejection_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }

@@ -68,14 +68,17 @@ fn plans_for_a_gpu_say_that_there_is_no_kernel() {
     for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
         if cfg!(kernels_built) {
             Accept::plan(BASE, &device).unwrap();
-        } else {
-            assert!(
-                text(Accept::plan(BASE, &device)).starts_with("spec::accept: built without CUDA kernels")
-            );
+            DrawDraft::plan(rejection, &device).unwrap();
+            Rejection::plan(rejection, &device).unwrap();
+            continue;
         }
-        // These have none in any build.
-        assert!(text(DrawDraft::plan(rejection, &device)).starts_with("spec::draw_draft: built without"));
-        assert!(text(Rejection::plan(rejection, &device)).starts_with("spec::rejection: built without"));
+        for (got, op) in [
+            (text(Accept::plan(BASE, &device)), "accept"),
+            (text(DrawDraft::plan(rejection, &device)), "draw_draft"),
+            (text(Rejection::plan(rejection, &device)), "rejection"),
+        ] {
+            assert!(got.starts_with(&format!("spec::{op}: built without CUDA kernels")), "{got}");
+        }
     }
 }
 
@@ -100,6 +103,41 @@ fn a_workspace_has_the_size_that_the_plan_says() {
         assert_eq!(plan(1).workspace_bytes(), 8 * 243);
         assert_eq!(plan(32).workspace_bytes(), 8 * 32 * 61);
         assert_eq!(plan(32).with_vectors_per_thread(8).workspace_bytes(), 8 * 32 * 31);
+        // Drafts keep two words of each row, the chain also its choice and the winner of each chunk.
+        let base = SampleProblem {
+            sequences: 8,
+            rows: 32,
+            vocab: 248_320,
+            valid: 248_320,
+            slots: 8,
+            positions: 64,
+            max_bias: 0,
+        };
+        let sample = Sample::plan(base, &device).unwrap().workspace_bytes();
+        let draft = DrawDraft::plan(RejectionProblem { base, ring_rows: 3 }, &device).unwrap();
+        let chain = Rejection::plan(RejectionProblem { base, ring_rows: 3 }, &device).unwrap();
+        assert_eq!(draft.workspace_bytes() - sample, 2 * 8 * 32);
+        assert_eq!(chain.workspace_bytes() - draft.workspace_bytes(), 4 * 32 + 8 * 8 * 61);
+        // A grid has so many blocks.
+        let wide = SampleProblem { sequences: 65_536, rows: 8, ..base };
+        let wide = Rejection::plan(RejectionProblem { base: wide, ring_rows: 3 }, &device).unwrap();
+        let mut table = SlotTable::<Cpu>::new(&(), 8, 64).unwrap();
+        let sampling = SamplingTable::<Cpu>::new(&(), 8, 0).unwrap();
+        let list = RowTable::<Cpu>::new(&(), 65_536).unwrap();
+        let (mut accepted, kept, logits) = (vec![0; 65_536], [0.0; 1], [0.0; 1]);
+        let args = RejectionArgs::<Cpu> {
+            accepted: TensorMut::of(&mut accepted, [65_536]),
+            slots: table.lend(),
+            logits: Tensor::new(&logits[..], [8, 248_320]),
+            probabilities: Tensor::new(&kept[..], [8, 3, 248_320]),
+            rows: list.lend(),
+            sampling: sampling.lend(),
+            workspace: None,
+        };
+        assert_eq!(
+            text(wide.run::<Cpu>(&(), args)),
+            "spec::rejection: 65536 sequences on CUDA (at most 65535 are) is not supported"
+        );
     }
 }
 

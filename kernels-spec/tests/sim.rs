@@ -311,6 +311,7 @@ impl Sim {
                 tokens: Tensor::of(&self.table.tokens, [base.slots, base.positions]),
                 prompt: Tensor::of(&self.table.prompt, [base.slots]),
                 sampling: self.sampling.lend(),
+                workspace: None,
             },
         )
         .unwrap();
@@ -338,6 +339,7 @@ impl Sim {
                 probabilities: Tensor::new(kept, [base.slots, ring_rows, vocab]),
                 rows: rows.lend(),
                 sampling: self.sampling.lend(),
+                workspace: None,
             },
         )
         .unwrap();

@@ -18,6 +18,7 @@ constexpr int kLanes = 32;
 constexpr int kWarps = kThreads / kLanes;
 constexpr int kGroup = 4;                    // neighbouring ids of one thread: one load, one block of noise
 constexpr int kStep = kThreads * kGroup;     // ids of a block's step
+constexpr int kPatch = kLanes * kGroup;      // ids of a warp's step
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // Larger floats have larger numbers, both zeros one; NaN must be kept out.
@@ -52,12 +53,38 @@ __device__ __forceinline__ uint64_t block_max(uint64_t value, uint64_t (&shared)
   return value;
 }
 
+// The sum of a block's values, for every thread.
+template <int kBlock>
+__device__ __forceinline__ uint64_t block_sum(uint64_t value, uint64_t (&shared)[kBlock / kLanes]) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kWholeWarp, value, distance);
+  }
+  __syncthreads();  // an earlier sum has been read
+  if (threadIdx.x % kLanes == 0) shared[threadIdx.x / kLanes] = value;
+  __syncthreads();
+  uint64_t sum = 0;
+  for (int warp = 0; warp < kBlock / kLanes; ++warp) sum += shared[warp];
+  return sum;
+}
+
 // The largest of a row's chunks.
 template <int kBlock>
 __device__ __forceinline__ uint64_t row_max(const uint64_t* chunks, int count, uint64_t (&shared)[kBlock / kLanes]) {
   uint64_t best = 0;
   for (int i = threadIdx.x; i < count; i += kBlock) best = larger(best, chunks[i]);
   return block_max<kBlock>(best, shared);
+}
+
+// Four neighbours. Ids from `valid` on become NaN. `aligned`: rows begin at multiples of 16 bytes.
+__device__ __forceinline__ void load_group(const float* row, int32_t id, int32_t valid, bool aligned, float (&x)[kGroup]) {
+  if (aligned && id + kGroup <= valid) {
+    const float4 four = *reinterpret_cast<const float4*>(row + id);
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) x[i] = id + i < valid ? row[id + i] : __uint_as_float(0x7fffffffu);
+  }
 }
 
 // kVectors groups of four neighbouring ids per thread, those of a step side by side in a block.
@@ -69,19 +96,9 @@ struct Chunk {
     return (chunk * kVectors + step) * kStep + int32_t(threadIdx.x) * kGroup;
   }
 
-  // Ids from `valid` on become NaN. `aligned`: rows begin at multiples of 16 bytes.
   __device__ __forceinline__ void load(const float* row, int chunk, int32_t valid, bool aligned) {
 #pragma unroll
-    for (int step = 0; step < kVectors; ++step) {
-      const int32_t id = first(chunk, step);
-      if (aligned && id + kGroup <= valid) {
-        const float4 four = *reinterpret_cast<const float4*>(row + id);
-        x[step][0] = four.x, x[step][1] = four.y, x[step][2] = four.z, x[step][3] = four.w;
-      } else {
-#pragma unroll
-        for (int i = 0; i < kGroup; ++i) x[step][i] = id + i < valid ? row[id + i] : __uint_as_float(0x7fffffffu);
-      }
-    }
+    for (int step = 0; step < kVectors; ++step) load_group(row, first(chunk, step), valid, aligned, x[step]);
   }
 
   // kMasked: minus infinity cannot win.
@@ -105,6 +122,8 @@ struct Chunk {
 
 // Ids of a chunk for `vectors` groups a thread.
 __host__ __device__ constexpr int chunk_ids(int vectors) { return vectors * kStep; }
+
+__host__ __device__ constexpr int32_t patches(int32_t valid) { return (valid + kPatch - 1) / kPatch; }
 
 inline bool aligned_rows(const float* logits, int64_t stride) {
   return reinterpret_cast<uintptr_t>(logits) % 16 == 0 && stride % kGroup == 0;

@@ -1,8 +1,7 @@
-// The second and third pass of sampling.
+// The second and third pass of sampling, over rows whose filters may reach far, and over those whose mass is asked for.
 //
-// Rows without top-k and top-p draw from all ids at once. The others are narrowed: ids are counted and weighed in bins
-// of their distance from the largest, which tells how far down the filters can reach at most; what lies in there is
-// listed, and a single block sorts it.
+// Ids are counted or weighed in bins of their distance from the largest. That tells in which bin the filter's border
+// lies: what comes before it is kept, and only what lies in it has to be listed, for a single block to sort.
 #pragma once
 
 #include "lockstep/pdl.cuh"
@@ -14,26 +13,40 @@ constexpr float kBinsPerUnit = 8.0f;
 
 // Of x > -inf. Never smaller for a smaller x, which is all that is asked of it.
 __device__ __forceinline__ int bin_of(float x, float max) {
+  constexpr float kInteger = 0x1p23f;  // what is added to it rounds to whole numbers, in the low bits
   const float distance = x == max ? 0.0f : __fadd_rn(max, -x);  // inf - inf is no distance
-  return __float2int_rd(fminf(__fmul_rn(distance, kBinsPerUnit), float(LS_SPEC_BINS - 1)));
+  const float near = fminf(distance, float(LS_SPEC_BINS - 1) / kBinsPerUnit);
+  return int(__float_as_uint(__fmaf_rn(near, kBinsPerUnit, kInteger)) & (LS_SPEC_BINS - 1));
 }
 
-// Whether an id can be chosen at all.
-__device__ __forceinline__ bool alive(float x, float max) { return max == kInfinity ? x == max : x > -kInfinity; }
-
-// Exact sums of 64 bits from shared atomics of 32: the carry goes to the upper half, so that the order of the additions
-// does not show.
-__device__ __forceinline__ void add_to(uint32_t& low, uint32_t& high, uint64_t value) {
-  const uint32_t part = uint32_t(value), before = atomicAdd(&low, part);
-  const uint32_t rest = uint32_t(value >> 32) + (before + part < part ? 1u : 0u);
-  if (rest != 0) atomicAdd(&high, rest);
-}
-
+// Exact sums of numbers of up to 2^40 from shared additions of 32 bits that nobody waits for: three parts of each, the
+// sums of which cannot overflow in a chunk.
 struct Bins {
-  uint32_t counts[LS_SPEC_BINS];
-  uint32_t low[LS_SPEC_BINS], high[LS_SPEC_BINS];
+  static constexpr int kBits = 19;
+  static constexpr uint32_t kMask = (1u << kBits) - 1;
+  static_assert(uint64_t(kMask) * chunk_ids(8) <= UINT32_MAX, "a chunk's sum of parts fits");
+
+  uint32_t low[LS_SPEC_BINS], middle[LS_SPEC_BINS], high[LS_SPEC_BINS];
+
+  __device__ __forceinline__ void clear(int bin) { low[bin] = middle[bin] = high[bin] = 0; }
+
+  __device__ __forceinline__ void add(int bin, uint64_t value) {
+    const uint32_t first = uint32_t(value) & kMask, second = uint32_t(value >> kBits) & kMask;
+    const uint32_t third = uint32_t(value >> (2 * kBits));
+    atomicAdd(&low[bin], first);
+    if (second != 0) atomicAdd(&middle[bin], second);
+    if (third != 0) atomicAdd(&high[bin], third);  // few ids: above a quarter of the largest
+  }
+
+  __device__ __forceinline__ uint64_t sum(int bin) const {
+    return low[bin] + (uint64_t(middle[bin]) << kBits) + (uint64_t(high[bin]) << (2 * kBits));
+  }
 };
 static_assert(LS_SPEC_BINS == kThreads, "a thread has a bin");
+
+__device__ __forceinline__ void add_to(uint64_t& sum, uint64_t value) {
+  if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&sum), value);
+}
 
 // Grid: x = chunks, y = rows.
 template <int kVectors>
@@ -44,68 +57,97 @@ __global__ void __launch_bounds__(kThreads) narrow(const ls_spec_sample_params p
   pdl::wait();
   pdl::launch_dependents();
   const int64_t row = blockIdx.y;
-  const int chunks = gridDim.x;
+  const int chunks = gridDim.x, index = blockIdx.x;
   const Row at = row_of<kThreads>(p.rows, int32_t(row), p.positions, sequence);
   if (!at.live) return;
   const Rules rules = rules_of(p.rules, at.slot);
-  if (rules.greedy()) return;
+  const Cut cut = rules.cut(p.valid);
+  if (rules.greedy() || cut == Cut::Few || (cut == Cut::None && !weighs(p, at))) return;
   const Source source = source_of(p, row, at, rules, aligned);
-  Chunk<kVectors> chunk;
-  chunk.load(source.row, blockIdx.x, p.valid, source.aligned);
   const uint64_t most = row_max<kThreads>(p.best + row * chunks, chunks, warps);
   if (most == 0) return;
   const float max = value_of(most);
-
-  if (!rules.filtered(p.valid)) {
-    Draw draw(rules, max, id_of(most), at.position, p.noise);
-    uint32_t pending = 0;  // a bit for each of this thread's ids
-    static_assert(kVectors * kGroup <= 32, "an id has a bit");
+  const bool by_count = rules.by_count(p.valid);
+  Chunk<kVectors> chunk;
 #pragma unroll
-    for (int step = 0; step < kVectors; ++step) {
-      pending |= draw.candidates(chunk.x[step], uint32_t(chunk.first(blockIdx.x, step))) << (kGroup * step);
+  for (int step = 0; step < kVectors; ++step) {
+    // Patches whose heaviest id is far below a unit add nothing.
+    constexpr float kNothing = -28.5f;  // e^-28.5 < 2^-41
+    bool counts = true;
+    if (cut == Cut::Wide && !by_count) {
+      const int32_t patch = chunk.first(index, step) / kPatch;
+      const uint32_t order = patch < patches(p.valid) ? p.patch_most[row * patches(p.valid) + patch] : 0;
+      counts = order != 0 && !(tempered(unordered(order), max, rules.temperature) < kNothing);
     }
-    // A few in a hundred where the distribution is flat, hardly any elsewhere: read again.
-    for (; pending != 0; pending &= pending - 1) {
-      const int bit = __ffs(pending) - 1;
-      const int32_t id = chunk.first(blockIdx.x, bit / kGroup) + bit % kGroup;
-      draw.take(source.row[id], uint32_t(id));
+    load_group(source.row, chunk.first(index, step), counts ? p.valid : 0, source.aligned, chunk.x[step]);
+  }
+
+  const Scales scales(max, rules.temperature);
+  const int32_t first_id = index * chunk_ids(kVectors), end_id = min(first_id + chunk_ids(kVectors), p.valid);
+  if (cut == Cut::None) {
+    uint64_t sum = 0;
+    if (scales.fit() && rules.least_weight() == 0.0f) {
+#pragma unroll
+      for (int step = 0; step < kVectors; ++step) {
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) {
+          const float x = chunk.x[step][i];
+          if (alive(x, max)) sum += scales.weight(x);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int32_t id = first_id + int32_t(threadIdx.x); id < end_id; id += kThreads) {
+        const float x = source.row[id];
+        if (alive(x, max)) sum += kept_weight_of(x, max, rules);
+      }
     }
-    const uint64_t best = block_max<kThreads>(draw.best, more_warps);
-    if (threadIdx.x == 0) p.drawn[row * chunks + blockIdx.x] = best;
+    sum = block_sum<kThreads>(sum, more_warps);
+    if (threadIdx.x == 0) add_to(p.kept[row], sum);
     return;
   }
 
-  bins.counts[threadIdx.x] = bins.low[threadIdx.x] = bins.high[threadIdx.x] = 0;
+  bins.clear(threadIdx.x);
   __syncthreads();
+  // Behind top-k, top-p works on a list: its ids are only counted here.
+  if (by_count) {
 #pragma unroll
-  for (int step = 0; step < kVectors; ++step) {
+    for (int step = 0; step < kVectors; ++step) {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      const float x = chunk.x[step][i];
-      if (!alive(x, max)) continue;
-      const int bin = bin_of(x, max);
-      atomicAdd(&bins.counts[bin], 1u);
-      if (!rules.by_mass()) continue;
-      const uint64_t weight = units(exp(tempered(x, max, rules.temperature)));
-      if (weight != 0) add_to(bins.low[bin], bins.high[bin], weight);
+      for (int i = 0; i < kGroup; ++i) {
+        const float x = chunk.x[step][i];
+        if (alive(x, max)) atomicAdd(&bins.low[bin_of(x, max)], 1u);
+      }
+    }
+  } else if (scales.fit()) {
+#pragma unroll
+    for (int step = 0; step < kVectors; ++step) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        const float x = chunk.x[step][i];
+        if (alive(x, max)) bins.add(bin_of(x, max), scales.weight(x));
+      }
+    }
+  } else {
+#pragma unroll 1
+    for (int32_t id = first_id + int32_t(threadIdx.x); id < end_id; id += kThreads) {
+      const float x = source.row[id];
+      if (alive(x, max)) bins.add(bin_of(x, max), weight_of(x, max, rules));
     }
   }
   __syncthreads();
-  const int64_t mine = row * LS_SPEC_BINS + threadIdx.x;
-  const uint32_t count = bins.counts[threadIdx.x];
-  const uint64_t mass = uint64_t(bins.high[threadIdx.x]) << 32 | bins.low[threadIdx.x];
-  if (count != 0) atomicAdd(&p.bin_counts[mine], count);
-  if (mass != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&p.bin_masses[mine]), mass);
+  add_to(p.bins[row * LS_SPEC_BINS + threadIdx.x], bins.sum(threadIdx.x));
 }
 
-// How far down the filters reach at most.
+// Where the border of the first filter lies: the bin in which top-k, or top-p without it, has enough.
 struct Reach {
-  int bin;         // the last one
-  uint32_t count;  // ids up to there
-  uint64_t mass;   // of all bins; 0 where top-p does not look
+  int bin;
+  uint64_t before;  // number or mass of what comes before the bin
+  uint64_t until;   // and up to its end
+  uint64_t total;   // of all bins
 };
 
-// The sums of all threads up to and with each, over kThreads of a block's threads (the first ones).
+// The sums of all threads up to and with each, over the first kThreads of a block's threads.
 __device__ __forceinline__ uint64_t running_sum(uint64_t value, uint64_t (&warps)[kWarps]) {
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
 #pragma unroll
@@ -122,70 +164,129 @@ __device__ __forceinline__ uint64_t running_sum(uint64_t value, uint64_t (&warps
 
 struct ReachShared {
   uint64_t warps[kWarps];
-  uint64_t total;
-  uint32_t count;
-  int32_t bin;
+  Reach reach;
 };
 
 // By all threads of a block of at least kThreads.
 __device__ __forceinline__ Reach reach_of(const ls_spec_sample_params& p, int64_t row, const Rules& rules,
                                           ReachShared& shared) {
   const bool mine = threadIdx.x < kThreads;
-  const int64_t at = row * LS_SPEC_BINS + threadIdx.x;
-  const uint64_t counts = running_sum(mine ? p.bin_counts[at] : 0, shared.warps);
-  const uint64_t masses = running_sum(mine ? p.bin_masses[at] : 0, shared.warps);
-  if (threadIdx.x == kThreads - 1) shared.total = masses;
-  if (threadIdx.x == 0) shared.bin = LS_SPEC_BINS - 1;
+  const uint64_t here = mine ? p.bins[row * LS_SPEC_BINS + threadIdx.x] : 0;
+  const uint64_t until = running_sum(here, shared.warps);
+  // Fewer ids than top-k wants: all of them, with the last bin.
+  if (threadIdx.x == kThreads - 1) shared.reach = {kThreads - 1, until - here, until, until};
   __syncthreads();
-  const bool by_count = rules.by_count(p.valid);
-  // Behind top-k, top-p only takes more away.
-  const uint64_t target = by_count ? uint64_t(rules.top_k) : share_of(rules.top_p, shared.total);
-  const bool enough = mine && (by_count ? counts : masses) >= target;
-  if (enough) atomicMin(&shared.bin, int32_t(threadIdx.x));
+  const uint64_t total = shared.reach.total;
+  const uint64_t target = rules.by_count(p.valid) ? uint64_t(rules.top_k) : share_of(rules.top_p, total);
   __syncthreads();
-  if (int32_t(threadIdx.x) == shared.bin) shared.count = uint32_t(counts);
+  if (mine && until >= target && until - here < target) shared.reach = {int(threadIdx.x), until - here, until, total};
   __syncthreads();
-  return {shared.bin, shared.count, shared.total};
+  return shared.reach;
+}
+
+// What is listed of a row.
+enum class Listed {
+  All,     // what top-k may reach, as it is little
+  Border,  // what lies in the border's bin
+  None,    // too much
+};
+
+__device__ __forceinline__ Listed listed_of(const Rules& rules, const Reach& reach, int32_t valid) {
+  if (!rules.by_count(valid)) return Listed::Border;
+  if (reach.until <= LS_SPEC_CANDIDATES) return Listed::All;
+  return rules.by_mass() ? Listed::None : Listed::Border;
 }
 
 // In ascending order: descending by value, then ascending by id.
 __device__ __forceinline__ uint64_t rank_of(float x, uint32_t id) { return uint64_t(~ordered(x)) << 32 | id; }
 __device__ __forceinline__ float value_of_rank(uint64_t rank) { return unordered(~uint32_t(rank >> 32)); }
 
-// Grid: x = chunks, y = rows. Lists the ids within reach where they fit.
+template <int kVectors>
+struct ListShared {
+  uint64_t warps[kWarps];
+  ReachShared reach;
+  uint16_t found[chunk_ids(kVectors)];  // places in the chunk; any order, as they are sorted later
+  uint16_t groups[chunk_ids(kVectors) / kGroup];
+  uint32_t found_count, group_count, place;
+  int32_t sequence;
+  float first_score;
+};
+
+// Grid: x = chunks, y = rows. Lists what has to be sorted, and draws from what is kept without.
 template <int kVectors>
 __global__ void __launch_bounds__(kThreads) list(const ls_spec_sample_params p, bool aligned) {
-  __shared__ uint64_t warps[kWarps];
-  __shared__ int32_t sequence;
-  __shared__ ReachShared shared;
+  __shared__ ListShared<kVectors> s;
   pdl::wait();
   pdl::launch_dependents();
   const int64_t row = blockIdx.y;
-  const int chunks = gridDim.x;
-  const Row at = row_of<kThreads>(p.rows, int32_t(row), p.positions, sequence);
+  const int chunks = gridDim.x, index = blockIdx.x;
+  const Row at = row_of<kThreads>(p.rows, int32_t(row), p.positions, s.sequence);
   if (!at.live) return;
   const Rules rules = rules_of(p.rules, at.slot);
-  if (rules.greedy() || !rules.filtered(p.valid)) return;
+  if (rules.greedy() || rules.cut(p.valid) != Cut::Wide) return;
   const Source source = source_of(p, row, at, rules, aligned);
-  const uint64_t most = row_max<kThreads>(p.best + row * chunks, chunks, warps);
+  const uint64_t most = row_max<kThreads>(p.best + row * chunks, chunks, s.warps);
   if (most == 0) return;
   const float max = value_of(most);
-  const Reach reach = reach_of(p, row, rules, shared);
-  if (reach.count > LS_SPEC_CANDIDATES) return;
-  Chunk<kVectors> chunk;  // not before: the registers are wanted for the sums above
-  chunk.load(source.row, blockIdx.x, p.valid, source.aligned);
-  uint64_t* const out = p.candidates + row * LS_SPEC_CANDIDATES;
+  const Reach reach = reach_of(p, row, rules, s.reach);
+  const Listed listed = listed_of(rules, reach, p.valid);
+  if (listed == Listed::None) return;
+  if (threadIdx.x == 0) s.found_count = s.group_count = 0;
+  // Where probability is with few ids, most patches are left alone: nothing in them reaches the border.
+  Chunk<kVectors> chunk;
+#pragma unroll
+  for (int step = 0; step < kVectors; ++step) {
+    const int32_t patch = chunk.first(index, step) / kPatch;
+    const uint32_t order = patch < patches(p.valid) ? p.patch_most[row * patches(p.valid) + patch] : 0;
+    const bool reaches = order != 0 && bin_of(unordered(order), max) <= reach.bin;
+    load_group(source.row, chunk.first(index, step), reaches ? p.valid : 0, source.aligned, chunk.x[step]);
+  }
+  __syncthreads();
+  const bool all = listed == Listed::All;
+  const bool sums = !all && weighs(p, at) && (rules.by_count(p.valid) || rules.least_weight() > 0.0f);
+  uint64_t sum = 0;
 #pragma unroll
   for (int step = 0; step < kVectors; ++step) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const float x = chunk.x[step][i];
-      if (!alive(x, max) || bin_of(x, max) > reach.bin) continue;
-      // In any order: they are sorted.
-      const uint32_t place = atomicAdd(&p.candidate_counts[row], 1u);
-      if (place < LS_SPEC_CANDIDATES) out[place] = rank_of(x, uint32_t(chunk.first(blockIdx.x, step) + i));
+      float& x = chunk.x[step][i];
+      const int bin = alive(x, max) ? bin_of(x, max) : LS_SPEC_BINS;
+      if (bin == reach.bin || (all && bin < reach.bin)) {
+        s.found[atomicAdd(&s.found_count, 1u)] = uint16_t((step * kThreads + threadIdx.x) * kGroup + i);
+      }
+      if (bin >= reach.bin) {
+        x = __uint_as_float(0x7fffffffu);  // not kept for sure
+      } else if (sums) {
+        sum += kept_weight_of(x, max, rules);
+      }
     }
   }
+  __syncthreads();
+  const uint32_t found = s.found_count;
+  if (threadIdx.x == 0 && found != 0) s.place = atomicAdd(&p.candidate_counts[row], found);
+  __syncthreads();
+  uint64_t* const out = p.candidates + row * LS_SPEC_CANDIDATES;
+  const uint32_t place = s.place;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < found && place + i < LS_SPEC_CANDIDATES; i += kThreads) {
+    const int32_t id = index * chunk_ids(kVectors) + int32_t(s.found[i]);
+    out[place + i] = rank_of(source.row[id], uint32_t(id));
+  }
+  if (all) return;
+  if (sums) {
+    sum = block_sum<kThreads>(sum, s.warps);
+    if (threadIdx.x == 0) add_to(p.kept[row], sum);
+  }
+  if (!draws(p, at)) return;
+  if (threadIdx.x < kLanes) {
+    const float score = Draw::likeliest_score(rules, id_of(most), at, use_of(p));
+    if (threadIdx.x == 0) s.first_score = score;
+  }
+  __syncthreads();
+  Draw draw(rules, max, id_of(most), s.first_score, at, use_of(p));
+  const auto kept = [&](float x) { return alive(x, max) && bin_of(x, max) < reach.bin; };
+  const uint64_t best = draw_chunk(draw, chunk, index, source.row, p.valid, s.groups, s.group_count, s.warps, kept);
+  if (threadIdx.x == 0) p.drawn[row * chunks + index] = best;
 }
 
 }  // namespace lockstep::spec

@@ -11,6 +11,13 @@ namespace lockstep::spec {
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kGreedyBelow = 1e-5f;
 
+// How top-k and top-p cut a row down, which says what passes look at it.
+enum class Cut {
+  None,
+  Few,   // so few ids that the patches with the largest maxima hold them
+  Wide,  // all others: counted or weighed in bins first
+};
+
 struct Rules {
   float repetition, presence, frequency, temperature, top_p, min_p;
   int32_t top_k;
@@ -23,7 +30,14 @@ struct Rules {
   // Top-k and top-p, where they do anything.
   __device__ __forceinline__ bool by_count(int32_t valid) const { return 1 <= top_k && top_k < valid; }
   __device__ __forceinline__ bool by_mass() const { return top_p < 1.0f; }
-  __device__ __forceinline__ bool filtered(int32_t valid) const { return by_count(valid) || by_mass(); }
+  __device__ __forceinline__ Cut cut(int32_t valid) const {
+    constexpr int32_t kFew = 512;
+    const int32_t most = min(kFew, patches(valid));
+    if (by_count(valid) && top_k <= most && patches(valid) <= LS_SPEC_CANDIDATES) return Cut::Few;
+    return by_count(valid) || by_mass() ? Cut::Wide : Cut::None;
+  }
+  // As a bound of weights, the largest of which is 1.
+  __device__ __forceinline__ float least_weight() const { return min_p > 0.0f ? fminf(min_p, 1.0f) : 0.0f; }
 };
 
 __device__ __forceinline__ Rules rules_of(const ls_spec_rules& r, int64_t slot) {
@@ -36,6 +50,7 @@ struct Row {
   bool live;
   int64_t slot;
   int64_t position;
+  int64_t behind;  // rows of its sequence that come after it
 };
 
 // By all threads of a block. Where faulty offsets overlap, the last sequence has the row, as on the CPU.
@@ -51,10 +66,28 @@ __device__ __forceinline__ Row row_of(const ls_rows& rows, int32_t row, int32_t 
   const int32_t index = shared;
   if (index < 0) return {};
   const Sequence s = sequence_at(rows, index, positions, false);
-  return {s.live, s.slot, s.start + row - s.first};
+  return {s.live, s.slot, s.start + row - s.first, s.first + s.count - 1 - row};
 }
 
-// (l - max) / temperature. Where the largest is infinite, only what equals it is left.
+// Whether a token is drawn in the row, and whether the mass that the filters leave is asked for.
+__device__ __forceinline__ bool draws(const ls_spec_sample_params& p, const Row& at) {
+  return p.kind != LS_SPEC_REJECTION || at.behind == 0;
+}
+__device__ __forceinline__ bool weighs(const ls_spec_sample_params& p, const Row& at) {
+  return p.kind == LS_SPEC_DRAW_DRAFT || (p.kind == LS_SPEC_REJECTION && at.behind > 0);
+}
+
+__device__ __forceinline__ philox::Use use_of(const ls_spec_sample_params& p) {
+  return p.kind == LS_SPEC_DRAW_DRAFT ? philox::Use::Draft : philox::Use::Draw;
+}
+
+// Whether an id can be chosen at all. Where the largest is infinite, only what equals it is left.
+__device__ __forceinline__ bool alive(float x, float max) {
+  constexpr float kLargestFinite = 0x1.fffffep127f;
+  return x > (max == kInfinity ? kLargestFinite : -kInfinity);
+}
+
+// (l - max) / temperature.
 __device__ __forceinline__ float tempered(float x, float max, float temperature) {
   if (max == kInfinity) return x == max ? 0.0f : -kInfinity;
   return __fdiv_rn(__fadd_rn(x, -max), temperature);
@@ -70,6 +103,47 @@ __device__ __forceinline__ uint64_t units(float weight) {
   return shift >= 0 ? mantissa << shift : shift > -32 ? mantissa >> -shift : 0;
 }
 
+// Of an id that is alive.
+__device__ __forceinline__ uint64_t weight_of(float x, float max, const Rules& rules) {
+  return units(exp(tempered(x, max, rules.temperature)));
+}
+
+// What a row's ids are weighed with where there are many: the bits of weight_of() in half its instructions.
+struct Scales {
+  float max, temperature, reciprocal;
+
+  __device__ __forceinline__ Scales(float max_, float temperature_) : max(max_), temperature(temperature_) {
+    reciprocal = __fdiv_rn(1.0f, temperature);
+  }
+
+  // Above, a reciprocal may be denormal. Nobody's temperature is; for these rows there is weight_of().
+  __device__ __forceinline__ bool fit() const { return temperature < 0x1p20f; }
+
+  // Of an id that is alive. The quotient is the rounded one wherever it matters: a product with the rounded reciprocal,
+  // corrected twice, is what a division does. What differs are quotients so small that their weight is 1, and so large
+  // that it is nothing, and the clamp keeps those from infinity.
+  __device__ __forceinline__ uint64_t weight(float x) const {
+    const float difference = max == kInfinity ? 0.0f : fmaxf(__fadd_rn(x, -max), -0x1p60f);
+    float z = __fmul_rn(difference, reciprocal);
+    z = __fmaf_rn(__fmaf_rn(-z, temperature, difference), reciprocal, z);
+    z = __fmaf_rn(__fmaf_rn(-z, temperature, difference), reciprocal, z);
+    // As exp(), without multiplying by the power of two: it says how far the mantissa is from units.
+    constexpr int kUnits = 40, kMantissa = 23, kBias = 127;
+    const detail::Reduced e = detail::reduce_exp(fmaxf(z, -104.0f));
+    const uint32_t bits = __float_as_uint(e.power);
+    const int n = int(__float_as_uint(e.shifted) - __float_as_uint(detail::kRound));
+    const int below_one = kBias - int(bits >> kMantissa) - n;  // 0 for the weight 1, the largest there is
+    const uint64_t at_one = uint64_t((bits & 0x7fffffu) | 0x800000u) << (kUnits - kMantissa);
+    return at_one >> min(below_one, 63);
+  }
+};
+
+// What min-p leaves of it.
+__device__ __forceinline__ uint64_t kept_weight_of(float x, float max, const Rules& rules) {
+  const float weight = exp(tempered(x, max, rules.temperature));
+  return weight < rules.least_weight() ? 0 : units(weight);
+}
+
 // The share top_p < 1 of a mass, rounded up, and at least one unit: the likeliest id is always kept.
 __device__ __forceinline__ uint64_t share_of(float top_p, uint64_t mass) {
   const double wanted = __dmul_rn(double(fmaxf(top_p, 0.0f)), __ull2double_rn(mass));
@@ -83,6 +157,7 @@ __device__ __forceinline__ float ex2_approx(float x) {
   return y;
 }
 
+constexpr float kLog2E = 1.44269504f;
 constexpr float kLeastUniform = 0x1p-34f;  // no u is smaller
 
 // The largest z + g of the ids a thread is shown.
@@ -91,21 +166,30 @@ constexpr float kLeastUniform = 0x1p-34f;  // no u is smaller
 // So an id cannot win whose e^z, taken a little too large, is below u, taken a little too small, times e^best. The
 // approximations below serve that question only.
 struct Draw {
-  float max, temperature, min_p;
+  float max, temperature;
+  float min_p;     // no lighter id is left
+  float at_least;  // a little less: what is surely below is passed over at once
   uint2 seed;
   uint32_t position;
   philox::Use use;
-  float scale;    // log2(e) / temperature
-  float least;    // no score below has to be looked at
-  float floor;    // a little less than e^least
-  uint64_t best;  // packed score and id
+  float scale;     // log2(e) / temperature
+  float offset;    // a little more than -log2(e^least)
+  float least;     // no score below has to be looked at
+  float floor;     // a little less than e^least
+  uint64_t best;   // packed score and id
 
-  // `likeliest` is always left, so that its score is a bound for all.
-  __device__ __forceinline__ Draw(const Rules& r, float max_, uint32_t likeliest, int64_t position_, int32_t use_)
-      : max(max_), temperature(r.temperature), min_p(r.min_p > 0.0f ? fminf(r.min_p, 1.0f) : 0.0f), seed(r.seed),
-        position(uint32_t(position_) + 1), use(static_cast<philox::Use>(use_)) {
-    scale = 1.44269504f / temperature;
-    const float score = philox::gumbel(philox::bits(seed, position, likeliest, use));  // its z is 0
+  // The score of an id whose z is 0.
+  __device__ __forceinline__ static float likeliest_score(const Rules& r, uint32_t likeliest, const Row& at,
+                                                          philox::Use use) {
+    return philox::gumbel(philox::bits(r.seed, uint32_t(at.position) + 1, likeliest, use));
+  }
+
+  // `score` is that of `likeliest`, which is always left: a bound for all.
+  __device__ __forceinline__ Draw(const Rules& r, float max_, uint32_t likeliest, float score, const Row& at,
+                                  philox::Use use_)
+      : max(max_), temperature(r.temperature), min_p(r.least_weight()), at_least(0.999f * r.least_weight()),
+        seed(r.seed), position(uint32_t(at.position) + 1), use(use_) {
+    scale = kLog2E / temperature;
     best = packed(ordered(score), likeliest);
     raise(score);
   }
@@ -113,6 +197,7 @@ struct Draw {
   __device__ __forceinline__ void raise(float score) {
     least = score;
     floor = exp(score) * 0.999f;  // its error is below a thousandth: scores are below 23 and have 2^-19 of error
+    offset = 0.004f - score * kLog2E;
   }
 
   // More than e^z: ex2.approx and the product are off by 1e-5 at most where it matters, above 2^-40.
@@ -136,34 +221,52 @@ struct Draw {
     if (score > least) raise(score);
   }
 
-  // Which of four neighbours from `id` on, a multiple of four, may win: a bit each. NaN and minus infinity never do.
-  __device__ __forceinline__ uint32_t candidates(const float (&x)[kGroup], uint32_t id) const {
-    float bounds[kGroup];
-    bool any = false;
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      bounds[i] = weight_bound(x[i]);
-      any |= bounds[i] >= floor * kLeastUniform;
-    }
-    if (!any) return 0;
+  // Whether one of four neighbours from `id` on, a multiple of four, may win: the least noise against the largest logit,
+  // about three instructions an id beside the noise itself. NaN and minus infinity never do.
+  __device__ __forceinline__ bool group_may_win(const float (&x)[kGroup], uint32_t id) const {
+    const float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));  // drops NaN
+    if (max == kInfinity) return most == max;
+    // u <= e^(z - least), with two thousandths to spare; the exponent's error is below 1e-5 where it is above -40.
+    const float bound = ex2_approx(__fmaf_rn(__fadd_rn(most, -max), scale, offset));
+    if (!(bound >= kLeastUniform)) return false;
     const uint4 noise = philox::philox4x32_10(make_uint4(id >> 2, position, uint32_t(use), 0), seed);
-    const uint32_t bits[kGroup] = {noise.x, noise.y, noise.z, noise.w};
-    uint32_t mask = 0;
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      // A bound of zero is no bound: nothing that small wins.
-      mask |= bounds[i] >= floor * kLeastUniform && may_win(bounds[i], bits[i]) ? 1u << i : 0u;
-    }
-    return mask;
+    const uint32_t bits = min(min(noise.x, noise.y), min(noise.z, noise.w));
+    // 1 + u with 23 bits of u, cut off, in one shift. The sum rounds, but not below a number of 23 bits.
+    return __uint_as_float(__funnelshift_r(bits, 0x3f800000u >> 23, 9)) <= __fadd_rn(1.0f, bound);
   }
 
   // One id, with the bound that the ones before have raised.
   __device__ __forceinline__ void take(float x, uint32_t id) {
     const float bound = weight_bound(x);
-    if (!(bound >= floor * kLeastUniform)) return;
+    if (!(bound >= floor * kLeastUniform) || bound < at_least) return;
     const uint32_t bits = philox::bits(seed, position, id, use);
     if (may_win(bound, bits)) look_at(x, id, bits);
   }
 };
+
+// A block's draw from a chunk: what may win is listed, so that few threads have logarithms to take. `groups` has room for
+// all the chunk's groups; `count` is 0, and all threads know. `wanted(x)` says whether an id takes part; in `chunk` those
+// that do not are NaN.
+template <int kVectors, typename Wanted>
+__device__ __forceinline__ uint64_t draw_chunk(Draw& draw, const Chunk<kVectors>& chunk, int index, const float* row,
+                                               int32_t valid, uint16_t* groups, uint32_t& count,
+                                               uint64_t (&warps)[kWarps], const Wanted& wanted) {
+#pragma unroll
+  for (int step = 0; step < kVectors; ++step) {
+    if (draw.group_may_win(chunk.x[step], uint32_t(chunk.first(index, step)))) {
+      groups[atomicAdd(&count, 1u)] = uint16_t(step * kThreads + threadIdx.x);
+    }
+  }
+  __syncthreads();
+  const uint32_t ids = count * kGroup;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < ids; i += kThreads) {
+    const int32_t id = index * chunk_ids(kVectors) + int32_t(groups[i / kGroup]) * kGroup + int32_t(i % kGroup);
+    if (id >= valid) continue;
+    const float x = row[id];
+    if (wanted(x)) draw.take(x, uint32_t(id));
+  }
+  return block_max<kThreads>(draw.best, warps);
+}
 
 }  // namespace lockstep::spec

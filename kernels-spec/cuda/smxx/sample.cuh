@@ -1,20 +1,28 @@
 // Four small grids in a row: shape, narrow, list, choose. All are launched always, since what a slot asks for is device
 // data; blocks with nothing to do end at once.
 //
-// What it should take at 32 rows of 248,320 ids (H200, 4.55 TB/s from memory; three quarters of the logits stay in the
-// L2 cache): shape 8 us, all from memory; narrow 8 us without filters, where noise costs as much as the reads, and 9 with
-// them; list 6 us; choose 2 us, or 4 where it sorts. Greedy rows pass through three empty grids, 3 us.
+// What each kind of row costs, in instructions an id, beside the reads of its logits (H200: 4.55 TB/s from memory are 26
+// instructions an id that all its multiprocessors can do meanwhile):
+//
+//   greedy        one read    4     order, comparison
+//   no filters    one read   20     the above; a quarter of Philox (12), the least noise against the largest logit (3)
+//   few top-k     one read    6     the above; the largest of patches. A block reads about k patches again, and sorts
+//   top-p alone   three      57 + 40   weight (37: division, exponential, units), bin and additions (20); then what comes
+//                                   before the border draws, and what lies in its bin is listed
+//
+// The second read leaves out patches that weigh nothing, the third those that do not reach the border.
 #pragma once
 
 #include "choose.cuh"
+#include "passes.cuh"
 
 namespace lockstep::spec {
 
 static_assert(sizeof(ls_spec_rules) == 112, "src/sys.rs describes this layout");
-static_assert(sizeof(ls_spec_sample_params) == 296, "src/sys.rs describes this layout");
+static_assert(sizeof(ls_spec_sample_params) == 320, "src/sys.rs describes this layout");
 
 template <int kVectors>
-int32_t launch_passes(const ls_spec_sample_params& p, ls_stream_t stream) {
+int32_t launch_all(const ls_spec_sample_params& p, ls_stream_t stream) {
   const int chunks = ceil_div(p.valid, chunk_ids(kVectors));
   const dim3 grid(chunks, p.rows.row_count);
   const bool aligned = aligned_rows(p.logits, p.logits_stride);
@@ -25,20 +33,22 @@ int32_t launch_passes(const ls_spec_sample_params& p, ls_stream_t stream) {
   return launch(choose, p.rows.row_count, kChooseThreads, 0, stream, true, p, aligned, chunks);
 }
 
-inline int32_t launch_sample(const ls_spec_sample_params& p, ls_stream_t stream) {
+int32_t launch_passes(const ls_spec_sample_params& p, ls_stream_t stream) {
   constexpr int32_t kMostRows = 65535;  // of a grid's y
   constexpr int32_t kMostIds = 1 << 23;
   const int32_t rows = p.rows.row_count;
-  if (rows < 1 || rows > kMostRows || p.valid < 1 || p.valid > kMostIds || p.noise < 0 || p.noise > 1) {
-    return LS_ERR_UNSUPPORTED;
-  }
+  if (rows < 1 || rows > kMostRows || p.valid < 1 || p.valid > kMostIds) return LS_ERR_UNSUPPORTED;
   switch (p.vectors) {
-    case 1: return launch_passes<1>(p, stream);
-    case 2: return launch_passes<2>(p, stream);
-    case 4: return launch_passes<4>(p, stream);
-    case 8: return launch_passes<8>(p, stream);
+    case 1: return launch_all<1>(p, stream);
+    case 2: return launch_all<2>(p, stream);
+    case 4: return launch_all<4>(p, stream);
+    case 8: return launch_all<8>(p, stream);
     default: return LS_ERR_UNSUPPORTED;
   }
+}
+
+inline int32_t launch_sample(const ls_spec_sample_params& p, ls_stream_t stream) {
+  return p.kind == LS_SPEC_SAMPLE ? launch_passes(p, stream) : LS_ERR_UNSUPPORTED;
 }
 
 }  // namespace lockstep::spec

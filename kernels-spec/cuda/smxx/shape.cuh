@@ -1,4 +1,5 @@
-// The first pass of sampling: penalties and bias, and the largest logit of each chunk.
+// The first pass of sampling: penalties and bias, the largest logit of each chunk, and what the rows' rules want to know
+// besides: the largest of each patch where there are filters, the best score of the chunk where there are none.
 #pragma once
 
 #include "lockstep/pdl.cuh"
@@ -22,11 +23,15 @@ struct Source {
   bool aligned;
 };
 
-__device__ __forceinline__ Source source_of(const ls_spec_sample_params& p, int64_t row, const Row& at,
-                                            const Rules& rules, bool aligned) {
-  const bool changed = biased(p, at.slot) || rules.penalise();
+__device__ __forceinline__ Source source_of(const ls_spec_sample_params& p, int64_t row, bool changed, bool aligned) {
   if (changed) return {p.shaped + row * p.shaped_stride, true};
   return {p.logits + row * p.logits_stride, aligned};
+}
+
+// By all threads of a block.
+__device__ __forceinline__ Source source_of(const ls_spec_sample_params& p, int64_t row, const Row& at,
+                                            const Rules& rules, bool aligned) {
+  return source_of(p, row, biased(p, at.slot) || rules.penalise(), aligned);
 }
 
 constexpr uint32_t kSeen = 1u << 31;  // an id of the prefix; the bits below count it in the answer
@@ -76,13 +81,28 @@ __device__ __forceinline__ void add_bias(const ls_spec_sample_params& p, int64_t
   }
 }
 
+// The largest of every 128 neighbours, in order; 0 where all are masked.
+template <int kVectors>
+__device__ __forceinline__ void store_patches(const Chunk<kVectors>& chunk, int index, int32_t valid, uint32_t* out) {
+#pragma unroll
+  for (int step = 0; step < kVectors; ++step) {
+    const float(&x)[kGroup] = chunk.x[step];
+    const float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));  // drops NaN
+    const uint32_t order = __reduce_max_sync(kWholeWarp, most > -kInfinity ? ordered(most) : 0u);
+    const int32_t patch = chunk.first(index, step) / kPatch;
+    if (threadIdx.x % kLanes == 0 && patch < patches(valid)) out[patch] = order;
+  }
+}
+
 // Grid: x = chunks, y = rows.
 template <int kVectors>
 __global__ void __launch_bounds__(kThreads) shape(const ls_spec_sample_params p, bool aligned) {
   constexpr int kIds = chunk_ids(kVectors);
-  __shared__ uint64_t warps[kWarps];
+  __shared__ uint64_t warps[kWarps], more_warps[kWarps];
   __shared__ int32_t sequence;
-  __shared__ uint32_t counts[kIds];
+  __shared__ uint32_t counts[kIds];  // of ids in the prefix; then the groups that may win
+  __shared__ uint32_t group_count;
+  __shared__ float first_score;
   pdl::wait();
   pdl::launch_dependents();
   const int64_t row = blockIdx.y;
@@ -91,11 +111,8 @@ __global__ void __launch_bounds__(kThreads) shape(const ls_spec_sample_params p,
   Chunk<kVectors> chunk;
   chunk.load(p.logits + row * p.logits_stride, blockIdx.x, p.valid, aligned);
   if (blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < LS_SPEC_BINS; i += kThreads) {
-      p.bin_masses[row * LS_SPEC_BINS + i] = 0;
-      p.bin_counts[row * LS_SPEC_BINS + i] = 0;
-    }
-    if (threadIdx.x == 0) p.candidate_counts[row] = 0;
+    for (int i = threadIdx.x; i < LS_SPEC_BINS; i += kThreads) p.bins[row * LS_SPEC_BINS + i] = 0;
+    if (threadIdx.x == 0) p.candidate_counts[row] = 0, p.kept[row] = 0;
   }
   const Row at = row_of<kThreads>(p.rows, int32_t(row), p.positions, sequence);
   if (!at.live) return;  // the whole block
@@ -128,7 +145,33 @@ __global__ void __launch_bounds__(kThreads) shape(const ls_spec_sample_params p,
     }
   }
   const uint64_t best = block_max<kThreads>(chunk.template best<true>(blockIdx.x), warps);
-  if (threadIdx.x == 0) p.best[row * gridDim.x + blockIdx.x] = best;
+  const int64_t mine = row * gridDim.x + blockIdx.x;
+  if (threadIdx.x == 0) p.best[mine] = best;
+  if (rules.greedy()) return;
+  if (rules.cut(p.valid) != Cut::None) {
+    store_patches(chunk, blockIdx.x, p.valid, p.patch_most + row * patches(p.valid));
+    return;
+  }
+  if (!draws(p, at)) return;
+  if (best == 0) {
+    if (threadIdx.x == 0) p.drawn[mine] = 0;
+    return;
+  }
+  // By the chunk's largest instead of the row's, which nobody knows yet. z is off by rounding then, and min-p leaves too
+  // much: `choose` looks again at the chunks that this makes candidates, hardly ever more than one.
+  Rules loose = rules;
+  loose.min_p = 0.0f;
+  if (threadIdx.x < kLanes) {
+    const float score = Draw::likeliest_score(rules, id_of(best), at, use_of(p));
+    if (threadIdx.x == 0) first_score = score, group_count = 0;
+  }
+  __syncthreads();
+  Draw draw(loose, value_of(best), id_of(best), first_score, at, use_of(p));
+  draw.at_least = 0.999f * rules.least_weight();
+  const Source source = source_of(p, row, bias || rules.penalise(), aligned);
+  const uint64_t drawn = draw_chunk(draw, chunk, blockIdx.x, source.row, p.valid, reinterpret_cast<uint16_t*>(counts),
+                                    group_count, more_warps, [](float) { return true; });
+  if (threadIdx.x == 0) p.drawn[mine] = drawn;
 }
 
 }  // namespace lockstep::spec

@@ -322,9 +322,10 @@ impl Distribution {
 
     fn race(&self, weight: impl Fn(usize) -> f32, seed: u64, position: u32) -> Option<usize> {
         let mut best: Option<(f32, usize)> = None;
-        for block in 0..self.probabilities.len().div_ceil(4) {
+        let valid = self.z.len();
+        for block in 0..valid.div_ceil(4) {
             let mut bits = None;
-            for id in 4 * block..(4 * block + 4).min(self.probabilities.len()) {
+            for id in 4 * block..(4 * block + 4).min(valid) {
                 let weight = weight(id);
                 if weight > 0.0 {
                     let bits = bits.get_or_insert_with(|| noise(seed, position, block as u32, Use::Residual));

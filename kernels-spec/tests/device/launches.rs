@@ -4,7 +4,7 @@ use crate::{
     round::{MAX_ROWS, Machine, SLOTS},
     world::{List, Numbers},
 };
-use kernels_core::{Backend, Cpu, Cuda, Error, Tensor, TensorMut};
+use kernels_core::{Backend, Cpu, Cuda, Tensor, TensorMut};
 use kernels_spec::*;
 use kernels_testkit::{device::Device, rng::Rng, runner::stride};
 
@@ -127,14 +127,7 @@ pub(crate) fn offsets_are_64_bits(device: &Device) {
     assert_eq!(Cuda::read(on, &choice, 0..rows).unwrap(), want);
 }
 
-pub(crate) fn what_has_no_kernel_is_refused(device: &Device) {
-    let base =
-        SampleProblem { sequences: 1, rows: 1, vocab: 8, valid: 8, slots: 1, positions: 8, max_bias: 0 };
-    let rejection = RejectionProblem { base, ring_rows: 1 };
-    let draft = DrawDraft::plan(rejection, &device.info).unwrap_err();
-    assert!(matches!(draft, Error::NotBuilt { op: "spec::draw_draft" }), "{draft}");
-    let chain = Rejection::plan(rejection, &device.info).unwrap_err();
-    assert!(matches!(chain, Error::NotBuilt { op: "spec::rejection" }), "{chain}");
+pub(crate) fn what_only_a_gpu_needs_is_refused(device: &Device) {
     // A plan for the CPU does not run on a GPU, and one for a GPU wants its workspace.
     let logits = Cuda::zeros::<f32>(&device.queue, 8).unwrap();
     let mut choice = Cuda::zeros::<i32>(&device.queue, 1).unwrap();
@@ -150,5 +143,42 @@ pub(crate) fn what_has_no_kernel_is_refused(device: &Device) {
         };
         let error = Argmax::plan(problem, info).unwrap().run::<Cuda>(&device.queue, args).unwrap_err();
         assert!(error.to_string().starts_with(want), "{error}");
+    }
+    let numbers = crate::chain::running(1, 9, &[0]);
+    let list = List { slots: vec![0], start: vec![0], offsets: vec![0, 1] };
+    let base =
+        SampleProblem { sequences: 1, rows: 1, vocab: 8, valid: 8, slots: 1, positions: 9, max_bias: 0 };
+    let (mut table, rows) = (numbers.upload::<Cuda>(&device.queue), list.upload::<Cuda>(&device.queue));
+    let sampling = SamplingTable::<Cuda>::new(&device.queue, 1, 0).unwrap();
+    let mut kept = Cuda::zeros::<f32>(&device.queue, 8).unwrap();
+    for (info, want) in [
+        (&kernels_core::DeviceInfo::cpu(), "device is the CPU"),
+        (&device.info, "workspace is none; this plan needs"),
+    ] {
+        let problem = RejectionProblem { base, ring_rows: 1 };
+        let args = DrawDraftArgs {
+            choice: TensorMut::of(&mut choice, [1]),
+            probabilities: TensorMut::of(&mut kept, [1, 1, 8]),
+            faults: TensorMut::of(&mut table.faults, [2]),
+            logits: Tensor::of(&logits, [1, 8]),
+            rows: rows.lend(),
+            tokens: Tensor::of(&table.tokens, [1, 9]),
+            prompt: Tensor::of(&table.prompt, [1]),
+            sampling: sampling.lend(),
+            workspace: None,
+        };
+        let error = DrawDraft::plan(problem, info).unwrap().run::<Cuda>(&device.queue, args).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("spec::draw_draft: {want}")), "{error}");
+        let args = RejectionArgs {
+            accepted: TensorMut::of(&mut choice, [1]),
+            slots: table.lend(),
+            logits: Tensor::of(&logits, [1, 8]),
+            probabilities: Tensor::of(&kept, [1, 1, 8]),
+            rows: rows.lend(),
+            sampling: sampling.lend(),
+            workspace: None,
+        };
+        let error = Rejection::plan(problem, info).unwrap().run::<Cuda>(&device.queue, args).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("spec::rejection: {want}")), "{error}");
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Without a GPU the CUDA cases show as ignored, with the reason.
 
+mod chain;
+#[cfg(feature = "cuda")]
+mod chains;
 #[cfg(feature = "cuda")]
 mod equal;
 #[cfg(feature = "cuda")]
@@ -29,6 +32,11 @@ fn main() {
     both!(suite, literal::draws_follow_the_softmax);
     both!(suite, literal::a_round_by_hand);
     both!(suite, literal::stops_by_hand);
+    both!(suite, chain::drafts_by_hand);
+    both!(suite, chain::chains_by_hand);
+    both!(suite, chain::chains_at_the_door);
+    both!(suite, chain::chains_alone_are_chains_in_a_batch);
+    both!(suite, chain::chains_follow_the_target);
     both!(suite, round::speculation_is_plain_sampling);
     gpu!(suite, "cuda::equal::inputs", |device| equal::inputs(device));
     gpu!(suite, "cuda::equal::settling", |device| equal::settling(device));
@@ -39,6 +47,16 @@ fn main() {
         samples::samples_of_a_real_vocabulary(device)
     });
     gpu!(suite, "cuda::samples::long_histories", |device| samples::long_histories(device));
+    gpu!(suite, "cuda::chains::drafts_and_chains", |device| chains::drafts_and_chains(device));
+    gpu!(suite, "cuda::chains::chains_of_a_real_vocabulary", |device| {
+        chains::chains_of_a_real_vocabulary(device)
+    });
+    gpu!(suite, "cuda::chains::replays_equal_eager_chains", |device| {
+        chains::replays_equal_eager_chains(device)
+    });
+    gpu!(suite, "cuda::chains::slow_producers_are_waited_for", |device| {
+        chains::slow_producers_are_waited_for(device)
+    });
     gpu!(suite, "cuda::launches::rounds_equal_the_cpu", |device| launches::rounds_equal_the_cpu(device));
     gpu!(suite, "cuda::launches::replays_equal_eager_rounds", |device| {
         launches::replays_equal_eager_rounds(device)
@@ -47,8 +65,8 @@ fn main() {
         launches::slow_producers_are_waited_for(device)
     });
     gpu!(suite, "cuda::launches::offsets_are_64_bits", |device| launches::offsets_are_64_bits(device));
-    gpu!(suite, "cuda::launches::what_has_no_kernel_is_refused", |device| {
-        launches::what_has_no_kernel_is_refused(device)
+    gpu!(suite, "cuda::launches::what_only_a_gpu_needs_is_refused", |device| {
+        launches::what_only_a_gpu_needs_is_refused(device)
     });
     suite.run()
 }

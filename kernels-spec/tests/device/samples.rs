@@ -67,7 +67,7 @@ fn same_samples(device: &Device, seed: u64, vocab: usize, spread: f32, coarse: b
                 vec![]
             },
             temperature: pick(&mut rng, &[0.0, 0.01, 0.6, 1.0, 1.0, 3.0, 100.0]),
-            top_k: [0, 0, 1, 2, 20, 1000, 5000][rng.below(7)],
+            top_k: [0, 0, 1, 2, 20, 400, 1000, 5000][rng.below(8)],
             top_p: pick(&mut rng, &[0.0, 0.3, 0.8, 0.95, 0.999_999, 1.0, 1.0]),
             min_p: pick(&mut rng, &[0.0, 0.0, 0.05, 1.0]),
             seed: seed << 32 | slot as u64,

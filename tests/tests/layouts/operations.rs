@@ -260,17 +260,28 @@ fn spec_choices(checks: &mut Checks) {
         let args = SampleArgs { choice, faults, logits, rows, tokens, prompt, sampling, workspace };
         Sample::plan(base, &device)?.run::<Cpu>(&(), args)
     });
-    checks.op("kernels_spec::DrawDraftArgs", &[], |o| {
+    checks.op("kernels_spec::DrawDraftArgs", &[("workspace", 0)], |o| {
         let (choice, probabilities, faults) = (o.write("choice"), o.write("probabilities"), o.faults());
         let (logits, rows, tokens) = (o.read("logits"), o.rows("rows"), o.read("tokens"));
-        let (prompt, sampling) = (o.read("prompt"), o.sampling());
-        let args = DrawDraftArgs { choice, probabilities, faults, logits, rows, tokens, prompt, sampling };
+        let (prompt, sampling, workspace) = (o.read("prompt"), o.sampling(), Some(o.write("workspace")));
+        let args = DrawDraftArgs {
+            choice,
+            probabilities,
+            faults,
+            logits,
+            rows,
+            tokens,
+            prompt,
+            sampling,
+            workspace,
+        };
         DrawDraft::plan(rejection, &device)?.run::<Cpu>(&(), args)
     });
-    checks.op("kernels_spec::RejectionArgs", &[], |o| {
+    checks.op("kernels_spec::RejectionArgs", &[("workspace", 0)], |o| {
         let (accepted, slots, logits) = (o.write("accepted"), o.slots(), o.read("logits"));
-        let (probabilities, rows) = (o.read("probabilities"), o.rows("rows"));
-        let args = RejectionArgs { accepted, slots, logits, probabilities, rows, sampling: o.sampling() };
+        let (probabilities, rows, sampling) = (o.read("probabilities"), o.rows("rows"), o.sampling());
+        let workspace = Some(o.write("workspace"));
+        let args = RejectionArgs { accepted, slots, logits, probabilities, rows, sampling, workspace };
         Rejection::plan(rejection, &device)?.run::<Cpu>(&(), args)
     });
     checks.op("kernels_spec::ArgmaxArgs", &[("workspace", 0)], |o| {

@@ -56,7 +56,8 @@ pub struct LinearArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
     /// `[n, k]`; `[2n, k]` for [`Epilogue::SiluMul`].
     pub weight: Tensor<'a, B, W, 2>,
     /// `[workspace]`: [`Linear::workspace_bytes`], which are zeros before the first run that uses them and which nothing
-    /// but [`Linear`] and [`Head`](crate::Head) on one stream may write to. Not needed where those are 0.
+    /// but [`Linear`], [`Head`](crate::Head) and [`Moe`](crate::Moe) on one stream may write to. Not needed where those are
+    /// 0.
     pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 

@@ -1,7 +1,7 @@
 //! Small cases with results that anybody can work out.
 
 use crate::{Check, calls::*, calm, same};
-use kernels_core::{Cpu, DeviceInfo, Tensor, TensorMut, bf16, f16};
+use kernels_core::{Cpu, DType, DeviceInfo, Tensor, TensorMut, bf16, f16};
 use kernels_dense::*;
 
 fn b(values: &[f32]) -> Vec<bf16> {
@@ -134,8 +134,15 @@ pub(crate) fn embedding_gathers_rows_and_zeros() {
 
 pub(crate) fn moe_of_width_one() {
     calm(|| {
-        let problem =
-            MoeProblem { rows: 1, hidden: 1, experts: 3, top_k: 2, intermediate: 1, shared_intermediate: 1 };
+        let problem = MoeProblem {
+            rows: 1,
+            hidden: 1,
+            experts: 3,
+            top_k: 2,
+            intermediate: 1,
+            shared_intermediate: 1,
+            weights: DType::F32,
+        };
         // All probabilities are equal, so the smallest ids win with half the weight each. Gate 64 is past
         // where e^-x matters: expert e gives 64 * 1 * (e + 1), the shared one 64 * 0.5 * 1, times sigmoid(0).
         let weights = Experts {

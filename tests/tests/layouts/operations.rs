@@ -4,7 +4,7 @@ use crate::{
     operands::{Operands, check},
     page::{Table, tables},
 };
-use kernels_core::{Cpu, DeviceInfo, Result, bf16};
+use kernels_core::{Cpu, DType, DeviceInfo, Result, bf16};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Sizes that are all different, so that one axis cannot pass for another.
@@ -391,8 +391,14 @@ fn dense(checks: &mut Checks) {
         let args = EmbedArgs { out: o.write("out"), ids: o.read("ids"), table: o.read("table") };
         Embed::plan(EmbedProblem { rows: 23, n: 9, vocab: 33 }, &device)?.run::<Cpu, bf16, f32>(&(), args)
     });
-    let sizes =
-        [("hidden", 8), ("experts", 6), ("top_k", 2), ("intermediate", 5), ("shared_intermediate", 4)];
+    let sizes = [
+        ("hidden", 8),
+        ("experts", 6),
+        ("top_k", 2),
+        ("intermediate", 5),
+        ("shared_intermediate", 4),
+        ("workspace", 0),
+    ];
     checks.op("kernels_dense::MoeArgs", &sizes, |o| {
         let args = MoeArgs {
             out: o.write("out"),
@@ -404,9 +410,17 @@ fn dense(checks: &mut Checks) {
             shared_gate_up: o.read("shared_gate_up"),
             shared_down: o.read("shared_down"),
             shared_gate: o.read("shared_gate"),
+            workspace: Some(o.write("workspace")),
         };
-        let problem =
-            MoeProblem { rows: 23, hidden: 8, experts: 6, top_k: 2, intermediate: 5, shared_intermediate: 4 };
+        let problem = MoeProblem {
+            rows: 23,
+            hidden: 8,
+            experts: 6,
+            top_k: 2,
+            intermediate: 5,
+            shared_intermediate: 4,
+            weights: DType::F32,
+        };
         Moe::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
     });
 }

@@ -294,10 +294,10 @@ pub(crate) fn heads_choose_among_their_logits<B: Place>(queue: &B::Queue) {
 
 /// Σ x w by tensor cores: a step adds 16 products to a sum, each of the 17 cut off below 2^-23 of the largest, which
 /// is at most Σ |x w|. Segments round once each, and are fewer than steps.
-fn dot_in_steps(x: &[Approx], w: &[Approx]) -> Approx {
-    let size: f64 = x.iter().zip(w).map(|(x, w)| (x.value * w.value).abs()).sum();
-    let steps = x.len().div_ceil(16) as f64;
-    Approx { error: 18.0 * steps * 2.0f64.powi(-23) * size, ..dot(x, w, 8) }
+pub(crate) fn dot_in_steps(x: &[Approx], w: &[Approx]) -> Approx {
+    let size: f64 = x.iter().zip(w).map(|(x, w)| x.size() * w.size()).sum();
+    let (steps, plain) = (x.len().div_ceil(16) as f64, dot(x, w, 8));
+    Approx { error: plain.error + 18.0 * steps * 2.0f64.powi(-23) * size, ..plain }
 }
 
 pub(crate) fn sums_are_within_their_bound<B: Place>(queue: &B::Queue) {

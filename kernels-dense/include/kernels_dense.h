@@ -185,7 +185,7 @@ typedef struct ls_dense_moe_params {
   const void* shared_gate;    /* [hidden] bf16                                                   */
   uint32_t* flags;            /* [LS_DENSE_ZEROED_WORDS] as above, of every path                 */
   float* logits;              /* [segments, rows_at_once, width]; this and what follows may be anything before and
-                               * after a run. Segments of the router; width: experts + 1, rounded up to 8 */
+                               * after a run. Segments of the router, and width is experts + 1, rounded up to 8 */
   float* weights;             /* [rows_at_once, top_k + 1]: of the route, then of the shared expert */
   int32_t* chosen;            /* [rows_at_once, top_k]                                           */
   int32_t* members;           /* [rows_at_once * top_k]: pairs by expert                         */

@@ -64,6 +64,7 @@ fn linear(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: u
             out: TensorMut::of(&mut out, [rows, n]),
             x: Tensor::of(&x, [rows, k]),
             weight: Tensor::of(&weight, [outputs, k]),
+            gate: None,
             workspace: None,
         };
         op.run(&(), args).expect("the operands fit");
@@ -324,6 +325,7 @@ mod cuda {
                 out: TensorMut::of(out, [rows, n]),
                 x: Tensor::of(x, [rows, k]),
                 weight: Tensor::new(weight, [outputs, k]),
+                gate: None,
                 workspace: Some(TensorMut::of(workspace, [op.workspace_bytes()])),
             };
             op.run(&queue, args)

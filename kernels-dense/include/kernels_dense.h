@@ -106,6 +106,7 @@ int32_t ls_dense_embed_smxx(const ls_dense_embed_params* p, ls_stream_t stream);
 #define LS_DENSE_STORE 0
 #define LS_DENSE_ADD_TO 1     /* out = out + sum, the sum rounded before                         */
 #define LS_DENSE_SILU_MUL 2   /* out = silu(gate sum) * up sum, both rounded before              */
+#define LS_DENSE_SIGMOID_GATE 3 /* out = sigmoid(gate of the row) * sum, the sum rounded before    */
 
 /* Words at the head of the workspace that are zero before a first run and after every run: one for each block, one for
  * the grid, one for each tile. A workspace serves one stream, and nothing but linear layers, heads and experts. */
@@ -117,6 +118,7 @@ typedef struct ls_dense_linear_params {
   void* out;                  /* [rows, n] bf16, row stride out_stride; read too by ADD_TO       */
   const void* x;              /* [rows, k] bf16, row stride x_stride                             */
   const void* weight;         /* [n, k] bf16, row stride weight_stride; SILU_MUL: [2n, k], gate, then up */
+  const float* gate;          /* [rows], aligned to 4 bytes; read by SIGMOID_GATE only           */
   uint32_t* flags;            /* [LS_DENSE_ZEROED_WORDS]; sm90 only                              */
   float* scratch;             /* sm90 only: tile_rows * columns floats for each block and, of more than one
                                * segment, for each (tile, segment)                               */

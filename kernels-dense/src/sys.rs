@@ -7,6 +7,7 @@ pub const LS_ERR_UNSUPPORTED: i32 = -2;
 pub const LS_DENSE_STORE: i32 = 0;
 pub const LS_DENSE_ADD_TO: i32 = 1;
 pub const LS_DENSE_SILU_MUL: i32 = 2;
+pub const LS_DENSE_SIGMOID_GATE: i32 = 3;
 pub const LS_DENSE_ZEROED_WORDS: i32 = 2048;
 pub const LS_DENSE_MAX_BLOCKS: i32 = 1024;
 pub const LS_DENSE_MAX_SPLIT_TILES: i32 = 512;
@@ -264,6 +265,7 @@ pub struct ls_dense_linear_params {
     pub out: *mut ::core::ffi::c_void,
     pub x: *const ::core::ffi::c_void,
     pub weight: *const ::core::ffi::c_void,
+    pub gate: *const f32,
     pub flags: *mut u32,
     pub scratch: *mut f32,
     pub out_stride: i64,
@@ -281,7 +283,7 @@ pub struct ls_dense_linear_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_dense_linear_params"][::core::mem::size_of::<ls_dense_linear_params>() - 104usize];
+    ["Size of ls_dense_linear_params"][::core::mem::size_of::<ls_dense_linear_params>() - 112usize];
     ["Alignment of ls_dense_linear_params"][::core::mem::align_of::<ls_dense_linear_params>() - 8usize];
     ["Offset of field: ls_dense_linear_params::out"]
         [::core::mem::offset_of!(ls_dense_linear_params, out) - 0usize];
@@ -289,34 +291,36 @@ const _: () = {
         [::core::mem::offset_of!(ls_dense_linear_params, x) - 8usize];
     ["Offset of field: ls_dense_linear_params::weight"]
         [::core::mem::offset_of!(ls_dense_linear_params, weight) - 16usize];
+    ["Offset of field: ls_dense_linear_params::gate"]
+        [::core::mem::offset_of!(ls_dense_linear_params, gate) - 24usize];
     ["Offset of field: ls_dense_linear_params::flags"]
-        [::core::mem::offset_of!(ls_dense_linear_params, flags) - 24usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, flags) - 32usize];
     ["Offset of field: ls_dense_linear_params::scratch"]
-        [::core::mem::offset_of!(ls_dense_linear_params, scratch) - 32usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, scratch) - 40usize];
     ["Offset of field: ls_dense_linear_params::out_stride"]
-        [::core::mem::offset_of!(ls_dense_linear_params, out_stride) - 40usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, out_stride) - 48usize];
     ["Offset of field: ls_dense_linear_params::x_stride"]
-        [::core::mem::offset_of!(ls_dense_linear_params, x_stride) - 48usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, x_stride) - 56usize];
     ["Offset of field: ls_dense_linear_params::weight_stride"]
-        [::core::mem::offset_of!(ls_dense_linear_params, weight_stride) - 56usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, weight_stride) - 64usize];
     ["Offset of field: ls_dense_linear_params::rows"]
-        [::core::mem::offset_of!(ls_dense_linear_params, rows) - 64usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, rows) - 72usize];
     ["Offset of field: ls_dense_linear_params::k"]
-        [::core::mem::offset_of!(ls_dense_linear_params, k) - 68usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, k) - 76usize];
     ["Offset of field: ls_dense_linear_params::n"]
-        [::core::mem::offset_of!(ls_dense_linear_params, n) - 72usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, n) - 80usize];
     ["Offset of field: ls_dense_linear_params::epilogue"]
-        [::core::mem::offset_of!(ls_dense_linear_params, epilogue) - 76usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, epilogue) - 84usize];
     ["Offset of field: ls_dense_linear_params::segment"]
-        [::core::mem::offset_of!(ls_dense_linear_params, segment) - 80usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, segment) - 88usize];
     ["Offset of field: ls_dense_linear_params::columns"]
-        [::core::mem::offset_of!(ls_dense_linear_params, columns) - 84usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, columns) - 92usize];
     ["Offset of field: ls_dense_linear_params::tile_rows"]
-        [::core::mem::offset_of!(ls_dense_linear_params, tile_rows) - 88usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, tile_rows) - 96usize];
     ["Offset of field: ls_dense_linear_params::blocks"]
-        [::core::mem::offset_of!(ls_dense_linear_params, blocks) - 92usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, blocks) - 100usize];
     ["Offset of field: ls_dense_linear_params::programmatic"]
-        [::core::mem::offset_of!(ls_dense_linear_params, programmatic) - 96usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, programmatic) - 104usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

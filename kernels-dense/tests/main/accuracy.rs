@@ -33,6 +33,7 @@ pub(crate) fn linear_is_within_its_bound() {
                         Epilogue::Store => sum(j),
                         Epilogue::AddTo => Approx::exact(before[row * n + j]).add(sum(j)).to::<A>(),
                         Epilogue::SiluMul => sum(j).silu().mul(sum(n + j)).to::<A>(),
+                        Epilogue::SigmoidGate => x[0].sigmoid().mul(sum(j)).to::<A>(),
                     }));
                 }
                 assert_admitted(&format!("{epilogue:?} k {k}"), &got, &want, tightness::<A>());

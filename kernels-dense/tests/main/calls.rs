@@ -18,10 +18,13 @@ pub(crate) fn linear<A: Activation, W: Activation>(
 ) -> Vec<A> {
     let LinearProblem { rows, k, n, .. } = problem;
     let mut out = before.to_vec();
+    // A row's gate belongs to the row: its first element.
+    let gate: Vec<f32> = x.chunks(k).map(|x| x[0].to_f32()).collect();
     let args = LinearArgs::<Cpu, A, W> {
         out: TensorMut::new(&mut out[..], [rows, n]),
         x: Tensor::new(x, [rows, k]),
         weight: Tensor::new(weight, [problem.weight_rows(), k]),
+        gate: Some(Tensor::new(&gate[..], [rows])),
         workspace: None,
     };
     Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();

@@ -215,6 +215,7 @@ pub(crate) fn experts_share_a_workspace(device: &Device) {
                 out: TensorMut::of(&mut sums, [rows, 96]),
                 x: Tensor::of(&chain.x, [rows, CHAIN.hidden]),
                 weight: Tensor::of(&weight, [96, CHAIN.hidden]),
+                gate: None,
                 workspace: Some(TensorMut::new(Cuda::slice_mut(&mut workspace, 0..bytes), [bytes])),
             };
             linear.run(queue, args).unwrap();

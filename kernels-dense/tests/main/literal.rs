@@ -20,6 +20,9 @@ pub(crate) fn linear_stores_adds_and_gates() {
         let weight = [100.0f32, 0.0, 0.5, 0.25];
         let problem = LinearProblem { rows: 1, k: 1, n: 2, epilogue: Epilogue::SiluMul };
         assert_eq!(linear(problem, &[f32::NAN; 2], &[1.0f32], &weight), [50.0, 0.0]);
+        // `linear` takes a row's first element as its gate: sigmoid(0) = 1/2, and sigmoid(100) = 1.
+        let problem = LinearProblem { rows: 2, k: 2, n: 1, epilogue: Epilogue::SigmoidGate };
+        assert_eq!(linear(problem, &[f32::NAN; 2], &[0.0, 3.0, 100.0, 3.0f32], &[1.0, 2.0f32]), [3.0, 106.0]);
     });
 }
 

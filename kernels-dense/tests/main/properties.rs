@@ -32,7 +32,7 @@ proptest! {
         (rows, at) in (2usize..=13).prop_flat_map(|rows| (Just(rows), 1..rows)),
         k in 1usize..=80,
         n in 1usize..=40,
-        epilogue in 0usize..3,
+        epilogue in 0usize..4,
         seed: u64,
     ) {
         calm(|| {

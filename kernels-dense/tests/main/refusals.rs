@@ -92,10 +92,27 @@ pub(crate) fn operands_are_checked_by_name() {
             out: TensorMut::of(&mut out, [2, 4]).with_strides(out_strides),
             x: Tensor::of(&x, x_dims).with_strides(x_strides),
             weight: Tensor::of(&weight, weight_dims),
+            gate: None,
             workspace: None,
         };
         op.run(&(), args)
     };
+    let gates = vec![0.0f32; 3];
+    let gated = |gate: Option<usize>| {
+        let mut out = vec![bf16::ZERO; 8];
+        let problem = LinearProblem { rows: 2, k: 3, n: 4, epilogue: Epilogue::SigmoidGate };
+        let args = LinearArgs::<Cpu> {
+            out: TensorMut::of(&mut out, [2, 4]),
+            x: Tensor::of(&x, [2, 3]),
+            weight: Tensor::of(&weight, [4, 3]),
+            gate: gate.map(|rows| Tensor::of(&gates, [rows])),
+            workspace: None,
+        };
+        Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args)
+    };
+    refused(gated(None), "dense::linear: gate is none; this epilogue needs one");
+    refused(gated(Some(3)), "dense::linear: `gate` has shape [3], expected [2]");
+    gated(Some(2)).unwrap();
     let want = "dense::linear: `x` has shape [3, 2], expected [2, 3]";
     refused(run([3, 2], [2, 1], [8, 3], [4, 1]), want);
     let want = "dense::linear: `weight` has shape [4, 3], expected [8, 3]";

@@ -345,12 +345,13 @@ fn dense(checks: &mut Checks) {
     use kernels_dense::*;
     let device = DeviceInfo::cpu();
     let sizes = [("k", 6), ("n", 9), ("workspace", 0)];
-    for epilogue in [Epilogue::Store, Epilogue::AddTo, Epilogue::SiluMul] {
+    for epilogue in [Epilogue::Store, Epilogue::AddTo, Epilogue::SiluMul, Epilogue::SigmoidGate] {
         let problem = LinearProblem { rows: 23, k: 6, n: 9, epilogue };
         let sizes = [&sizes[..], &[("weight_rows", problem.weight_rows())]].concat();
         checks.op("kernels_dense::LinearArgs", &sizes, |o| {
             let (x, weight, workspace) = (o.read("x"), o.read("weight"), Some(o.write("workspace")));
-            let args = LinearArgs { out: o.write("out"), x, weight, workspace };
+            let gate = Some(o.read("gate"));
+            let args = LinearArgs { out: o.write("out"), x, weight, gate, workspace };
             Linear::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
         });
     }

@@ -1,12 +1,14 @@
 //! The mixture of experts on both backends: a row is a function of itself, and the sum of its parts.
 
 use crate::{
+    Check,
     accuracy::moe_row,
     approx::{assert_admitted, exact},
     calls::Experts,
     calm,
     layers::{Layer, dot_in_steps, rows_of},
     moe::weights,
+    same,
     world::{Place, packed, spread, strides},
 };
 use kernels_core::{DType, Result, Tensor, TensorMut, bf16, ref_math};
@@ -201,8 +203,8 @@ pub(crate) fn rows_are_single_rows<B: Place>(queue: &B::Queue) {
                 order.iter().flat_map(|row| routes[row * top_k..][..top_k].to_vec()).collect();
             assert_eq!(ids, permuted, "{problem:?}");
             // All rows to the same experts.
-            let same: Vec<bf16> = (0..most).flat_map(|_| x[..h].to_vec()).collect();
-            let (got, _) = mix.run(&before[..h].repeat(most), &same, |op| op);
+            let alike: Vec<bf16> = (0..most).flat_map(|_| x[..h].to_vec()).collect();
+            let (got, _) = mix.run(&before[..h].repeat(most), &alike, |op| op);
             assert_same_bits(&format!("equal rows, {problem:?}"), &got, &alone[..h].repeat(most));
         }
     });
@@ -279,62 +281,65 @@ pub(crate) fn is_its_parts<B: Place>(queue: &B::Queue) {
 
 /// Logits, outputs and their sum by hand: of equals the smallest ids, in this order.
 pub(crate) fn ties_by_hand<B: Place>(queue: &B::Queue) {
-    calm(|| {
-        let (h, inner, experts, top_k) = (16, 8, 40, 2);
-        let problem = MoeProblem {
-            rows: 0,
-            hidden: h,
-            experts,
-            top_k,
-            intermediate: inner,
-            shared_intermediate: inner,
-            weights: DType::Bf16,
-        };
-        let b = bf16::from_f32;
-        let zeros = |len: usize| vec![bf16::ZERO; len];
-        let mut w = Experts {
-            router: zeros(experts * h),
-            gate_up: zeros(experts * 2 * inner * h),
-            down: zeros(experts * h * inner),
-            shared_gate_up: zeros(2 * inner * h),
-            shared_down: zeros(h * inner),
-            shared_gate: zeros(h),
-        };
-        // x[0] says 1 to all gates: silu(64) * 1 = 64, times (id + 1) / 64.
-        for id in 0..experts {
-            w.gate_up[id * 2 * inner * h] = b(64.0);
-            w.gate_up[(id * 2 + 1) * inner * h] = b(1.0);
-            for i in 0..h {
-                w.down[(id * h + i) * inner] = b((id + 1) as f32 / 64.0);
-            }
+    calm(|| ties::<B>(queue).unwrap());
+}
+
+pub(crate) fn ties<B: Place>(queue: &B::Queue) -> Check {
+    let (h, inner, experts, top_k) = (16, 8, 40, 2);
+    let problem = MoeProblem {
+        rows: 0,
+        hidden: h,
+        experts,
+        top_k,
+        intermediate: inner,
+        shared_intermediate: inner,
+        weights: DType::Bf16,
+    };
+    let b = bf16::from_f32;
+    let zeros = |len: usize| vec![bf16::ZERO; len];
+    let mut w = Experts {
+        router: zeros(experts * h),
+        gate_up: zeros(experts * 2 * inner * h),
+        down: zeros(experts * h * inner),
+        shared_gate_up: zeros(2 * inner * h),
+        shared_down: zeros(h * inner),
+        shared_gate: zeros(h),
+    };
+    // x[0] says 1 to all gates: silu(64) * 1 = 64, times (id + 1) / 64.
+    for id in 0..experts {
+        w.gate_up[id * 2 * inner * h] = b(64.0);
+        w.gate_up[(id * 2 + 1) * inner * h] = b(1.0);
+        for i in 0..h {
+            w.down[(id * h + i) * inner] = b((id + 1) as f32 / 64.0);
         }
-        // x[i] chooses column i of the router.
-        for (column, logits) in [
-            (1, vec![(1, 3.0), (2, 3.0), (3, 2.0)]),
-            (2, vec![(39, 5.0), (7, 5.0), (33, 5.0)]),
-            (3, vec![(38, 90.0), (0, -1.0)]),
-        ] {
-            for (id, logit) in logits {
-                w.router[id * h + column] = b(logit);
-            }
+    }
+    // x[i] chooses column i of the router.
+    for (column, logits) in [
+        (1, vec![(1, 3.0), (2, 3.0), (3, 2.0)]),
+        (2, vec![(39, 5.0), (7, 5.0), (33, 5.0)]),
+        (3, vec![(38, 90.0), (0, -1.0)]),
+    ] {
+        for (id, logit) in logits {
+            w.router[id * h + column] = b(logit);
         }
-        let mut mix = Mix::<B>::new(queue, problem, w);
-        let row = |column: usize| {
-            let mut row = zeros(h);
-            row[0] = bf16::ONE;
-            row[column] = bf16::ONE;
-            row
-        };
-        let x = [row(0), row(1), row(2), row(3)].concat();
-        let (out, routes) = mix.run(&[b(100.0)].repeat(4 * h), &x, |op| op);
-        // All alike; two of three that are alike, in one lane's stride and not; one far ahead, then the first of the rest.
-        assert_eq!(routes, [0, 1, 1, 2, 7, 33, 38, 1]);
-        // Halves of what both say; of the last row all from one: e^-90 is nothing beside 1.
-        for (row, want) in [1.5, 2.5, 21.0, 39.0].into_iter().enumerate() {
-            let want = vec![b(100.0 + b(want).to_f32()); h];
-            assert_same_bits(&format!("row {row}"), &out[row * h..(row + 1) * h], &want);
-        }
-    });
+    }
+    let mut mix = Mix::<B>::new(queue, problem, w);
+    let row = |column: usize| {
+        let mut row = zeros(h);
+        row[0] = bf16::ONE;
+        row[column] = bf16::ONE;
+        row
+    };
+    let x = [row(0), row(1), row(2), row(3)].concat();
+    let (out, routes) = mix.run(&[b(100.0)].repeat(4 * h), &x, |op| op);
+    // All alike; two of three that are alike, in one lane's stride and not; one far ahead, then the first of the rest.
+    same("routes", &routes, &[0, 1, 1, 2, 7, 33, 38, 1])?;
+    // Halves of what both say; of the last row all from one: e^-90 is nothing beside 1.
+    for (row, want) in [1.5, 2.5, 21.0, 39.0].into_iter().enumerate() {
+        let want = vec![b(100.0 + b(want).to_f32()); h];
+        same(&format!("row {row}"), &out[row * h..(row + 1) * h], &want)?;
+    }
+    Ok(())
 }
 
 /// Rows of NaN and of infinities change no other; experts that nobody chose are not read.

@@ -79,7 +79,8 @@ fn main() {
     cpu!(suite, bite:
         one_product_rounded_before_it_is_added
         a_sum_whose_order_depends_on_the_rows
-        experts_added_in_order_of_arrival);
+        experts_added_in_order_of_arrival
+        the_last_of_equal_experts);
     both!(suite, layers::rows_are_single_rows);
     both!(suite, layers::odd_rows_keep_to_themselves);
     both!(suite, layers::epilogues_are_their_parts);

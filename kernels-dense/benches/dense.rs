@@ -1,9 +1,9 @@
 //! The linear layers, the head and the experts at the shapes of real models; norms: norms.rs.
 //!
-//! Ids: `dense/OP/MODEL/NAME/rROWS`. Bytes are what must move at least once. On a GPU every call has a weight of its
+//! Ids: `dense/OP/MODEL/NAME/rROWS`, `dense/moe/MODEL/rROWS`. Bytes are what must move at least once. On a GPU every call has a weight of its
 //! own, more in all than the L2 cache holds; the CPU backend is timed on weights that fit a laptop.
 
-use kernels_core::{Cpu, DeviceInfo, Tensor, TensorMut, bf16};
+use kernels_core::{Cpu, DType, DeviceInfo, Tensor, TensorMut, bf16};
 use kernels_dense::{
     Epilogue, Head, HeadArgs, HeadProblem, Linear, LinearArgs, LinearProblem, Moe, MoeArgs, MoeProblem,
 };
@@ -64,6 +64,7 @@ fn linear(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: u
             out: TensorMut::of(&mut out, [rows, n]),
             x: Tensor::of(&x, [rows, k]),
             weight: Tensor::of(&weight, [outputs, k]),
+            gate: None,
             workspace: None,
         };
         op.run(&(), args).expect("the operands fit");
@@ -91,8 +92,15 @@ fn head(bench: &mut Bench, rows: usize) {
 /// The 35B-A3B's block with an eighth of its experts.
 fn moe(bench: &mut Bench, rows: usize) {
     let (hidden, experts, top_k, inner) = (2048, 32, 8, 512);
-    let problem =
-        MoeProblem { rows, hidden, experts, top_k, intermediate: inner, shared_intermediate: inner };
+    let problem = MoeProblem {
+        rows,
+        hidden,
+        experts,
+        top_k,
+        intermediate: inner,
+        shared_intermediate: inner,
+        weights: DType::Bf16,
+    };
     let op = Moe::plan(problem, &DeviceInfo::cpu()).expect("the CPU takes every shape");
     let gate_up = normals(experts * 2 * inner * hidden, 0.02);
     let down = normals(experts * inner * hidden, 0.02);
@@ -111,6 +119,7 @@ fn moe(bench: &mut Bench, rows: usize) {
             shared_gate_up: Tensor::new(&gate_up[..2 * inner * hidden], [2 * inner, hidden]),
             shared_down: Tensor::new(&down[..inner * hidden], [hidden, inner]),
             shared_gate: Tensor::of(&shared_gate, [1, hidden]),
+            workspace: None,
         };
         op.run(&(), args).expect("the operands fit");
     });
@@ -177,6 +186,105 @@ mod cuda {
                 head(bench, model, k, rows, true);
             }
         }
+        let mut experts = None;
+        for rows in [1, 2, 3, 4, 8, 16, 32, 64] {
+            moe(bench, &mut experts, rows, false);
+        }
+        for rows in [1, 4, 32] {
+            moe(bench, &mut experts, rows, true);
+        }
+    }
+
+    type Memory = <Cuda as Backend>::Memory<bf16>;
+
+    /// The 35B-A3B's.
+    const MIXTURE: MoeProblem = MoeProblem {
+        rows: 1,
+        hidden: 2048,
+        experts: 256,
+        top_k: 8,
+        intermediate: 512,
+        shared_intermediate: 512,
+        weights: DType::Bf16,
+    };
+
+    /// How many experts each `rows` rows of `x` choose together, on average.
+    fn distinct(x: &[bf16], router: &[bf16], rows: usize) -> f64 {
+        let MoeProblem { hidden, experts, top_k, .. } = MIXTURE;
+        let route = |x: &[bf16]| -> Vec<usize> {
+            let logit = |e: usize| -> f32 {
+                x.iter().zip(&router[e * hidden..]).map(|(x, w)| x.to_f32() * w.to_f32()).sum()
+            };
+            let logits: Vec<f32> = (0..experts).map(logit).collect();
+            let mut ids: Vec<usize> = (0..experts).collect();
+            ids.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+            ids.truncate(top_k);
+            ids
+        };
+        let parts = x.chunks(rows * hidden);
+        let count = parts.len() as f64;
+        let of_part = |part: &[bf16]| -> usize {
+            let mut ids: Vec<usize> = part.chunks(hidden).flat_map(route).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            ids.len()
+        };
+        parts.map(of_part).sum::<usize>() as f64 / count
+    }
+
+    fn part(all: &Memory, first: usize, len: usize) -> <Cuda as Backend>::View<'_, bf16> {
+        Cuda::slice(&Cuda::view(all), first..first + len)
+    }
+
+    /// All experts are there once; every call has rows, and so experts, of its own.
+    fn moe(bench: &mut Bench, experts_there: &mut Option<(Memory, Memory)>, rows: usize, overlapping: bool) {
+        let device = bench.device().expect("there is one");
+        let (queue, info) = (device.queue.clone(), device.info.clone());
+        let problem = MoeProblem { rows, ..MIXTURE };
+        let MoeProblem { hidden, experts, top_k, intermediate: inner, .. } = problem;
+        let op = Moe::plan(problem, &info).expect("there is a kernel").overlapping(overlapping);
+        let expert = 3 * inner * hidden;
+        let copies = copies(device, 2 * expert * (top_k + 1)).max(2);
+        let (x, router) = (normals(copies * rows * hidden, 1.0), normals(experts * hidden, 0.02));
+        let read = distinct(&x, &router, rows) + 1.0;
+        let bytes = 2 * (read * expert as f64) as usize + 2 * (experts * hidden + 2 * rows * hidden);
+        let mut prepared = None;
+        let way = if overlapping { "dense/moe/overlapping" } else { "dense/moe" };
+        bench.cuda(&format!("{way}/qwen3.5-35b-a3b/r{rows}"), bytes as u64, copies, |copy| {
+            let (gate_up, down) = experts_there.get_or_insert_with(|| {
+                (random(&queue, experts * 2 * inner * hidden), random(&queue, experts * inner * hidden))
+            });
+            let (x, router, shared, shared_gate, out, workspace) = prepared.get_or_insert_with(|| {
+                (
+                    Cuda::upload(&queue, &x).expect("the bench fits into memory"),
+                    Cuda::upload(&queue, &router.repeat(copies)).expect("the bench fits into memory"),
+                    random(&queue, copies * expert),
+                    random(&queue, hidden),
+                    random(&queue, rows * hidden),
+                    Cuda::zeros::<u8>(&queue, op.workspace_bytes()).expect("the bench fits into memory"),
+                )
+            });
+            let shared_at = copy * expert;
+            let args = MoeArgs::<Cuda> {
+                out: TensorMut::of(out, [rows, hidden]),
+                routes: None,
+                x: Tensor::new(part(x, copy * rows * hidden, rows * hidden), [rows, hidden]),
+                router: Tensor::new(
+                    part(router, copy * experts * hidden, experts * hidden),
+                    [experts, hidden],
+                ),
+                gate_up: Tensor::of(gate_up, [experts, 2 * inner, hidden]),
+                down: Tensor::of(down, [experts, hidden, inner]),
+                shared_gate_up: Tensor::new(part(shared, shared_at, 2 * inner * hidden), [2 * inner, hidden]),
+                shared_down: Tensor::new(
+                    part(shared, shared_at + 2 * inner * hidden, inner * hidden),
+                    [hidden, inner],
+                ),
+                shared_gate: Tensor::of(shared_gate, [1, hidden]),
+                workspace: Some(TensorMut::of(workspace, [op.workspace_bytes()])),
+            };
+            op.run(&queue, args)
+        });
     }
 
     /// One megabyte of numbers, repeated: the time does not depend on them, only on their not being zero.
@@ -217,6 +325,7 @@ mod cuda {
                 out: TensorMut::of(out, [rows, n]),
                 x: Tensor::of(x, [rows, k]),
                 weight: Tensor::new(weight, [outputs, k]),
+                gate: None,
                 workspace: Some(TensorMut::of(workspace, [op.workspace_bytes()])),
             };
             op.run(&queue, args)

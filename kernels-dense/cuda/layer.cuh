@@ -51,6 +51,7 @@ struct Layer {
   __nv_bfloat16* out;
   float* logits;
   int32_t* argmax;
+  const float* gate;  // null where there is none
   uint32_t* flags;
   float* scratch;
   int64_t x_stride, weight_stride, out_stride;  // logits_stride for a head
@@ -63,13 +64,14 @@ struct Layer {
     x = static_cast<const __nv_bfloat16*>(p.x), weight = static_cast<const __nv_bfloat16*>(p.weight);
     out = static_cast<__nv_bfloat16*>(p.out);
     logits = nullptr, argmax = nullptr, flags = p.flags, scratch = p.scratch;
+    gate = p.epilogue == LS_DENSE_SIGMOID_GATE ? p.gate : nullptr;
     x_stride = p.x_stride, weight_stride = p.weight_stride, out_stride = p.out_stride;
     rows = p.rows, n = p.n, valid = p.epilogue == LS_DENSE_SILU_MUL ? 2 * p.n : p.n;
     add = p.epilogue == LS_DENSE_ADD_TO;
   }
   __host__ explicit Layer(const ls_dense_head_params& p) : Layer(p.segment, p.k) {
     x = static_cast<const __nv_bfloat16*>(p.x), weight = static_cast<const __nv_bfloat16*>(p.weight);
-    out = nullptr, logits = p.logits, argmax = p.argmax, flags = p.flags, scratch = p.scratch;
+    out = nullptr, gate = nullptr, logits = p.logits, argmax = p.argmax, flags = p.flags, scratch = p.scratch;
     x_stride = p.x_stride, weight_stride = p.weight_stride, out_stride = p.logits_stride;
     rows = p.rows, n = p.vocab, valid = p.valid;
     add = false;
@@ -82,6 +84,7 @@ struct Layer {
     if (out) part.out += first * out_stride;
     if (logits) part.logits += first * out_stride;
     if (argmax) part.argmax += first;
+    if (gate) part.gate += first;
     part.rows = count;
     return part;
   }
@@ -112,12 +115,16 @@ struct Pairs {
 __device__ __forceinline__ float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 
-// Two neighbouring sums, rounded: stored, or added to what is there.
+// Two neighbouring sums, rounded: stored, added to what is there, or times their row's gate.
 __device__ __forceinline__ void store_sums(const Layer& layer, int feature, int column, uint32_t sums) {
   uint32_t* const out = reinterpret_cast<uint32_t*>(layer.out + column * layer.out_stride + feature);
   if (layer.add) {
     const uint32_t old = *out;
     sums = pack_bf16(__fadd_rn(low_bf16(old), low_bf16(sums)), __fadd_rn(high_bf16(old), high_bf16(sums)));
+  }
+  if (layer.gate != nullptr) {
+    const float open = sigmoid(layer.gate[column]);
+    sums = pack_bf16(__fmul_rn(open, low_bf16(sums)), __fmul_rn(open, high_bf16(sums)));
   }
   *out = sums;
 }

@@ -1,4 +1,4 @@
-/* Linear layers, the head, norms and the embedding of a decode step, bf16. See the crate's README for the order of sums. */
+/* Linear layers, the head, norms, the embedding and the experts of a decode step, bf16. See the crate's README for the order of sums. */
 #ifndef KERNELS_DENSE_H
 #define KERNELS_DENSE_H
 
@@ -106,9 +106,10 @@ int32_t ls_dense_embed_smxx(const ls_dense_embed_params* p, ls_stream_t stream);
 #define LS_DENSE_STORE 0
 #define LS_DENSE_ADD_TO 1     /* out = out + sum, the sum rounded before                         */
 #define LS_DENSE_SILU_MUL 2   /* out = silu(gate sum) * up sum, both rounded before              */
+#define LS_DENSE_SIGMOID_GATE 3 /* out = sigmoid(gate of the row) * sum, the sum rounded before    */
 
 /* Words at the head of the workspace that are zero before a first run and after every run: one for each block, one for
- * the grid, one for each tile. A workspace serves one stream, and nothing but these two operations. */
+ * the grid, one for each tile. A workspace serves one stream, and nothing but linear layers, heads and experts. */
 #define LS_DENSE_ZEROED_WORDS 2048
 #define LS_DENSE_MAX_BLOCKS 1024
 #define LS_DENSE_MAX_SPLIT_TILES 512
@@ -117,6 +118,7 @@ typedef struct ls_dense_linear_params {
   void* out;                  /* [rows, n] bf16, row stride out_stride; read too by ADD_TO       */
   const void* x;              /* [rows, k] bf16, row stride x_stride                             */
   const void* weight;         /* [n, k] bf16, row stride weight_stride; SILU_MUL: [2n, k], gate, then up */
+  const float* gate;          /* [rows], aligned to 4 bytes; read by SIGMOID_GATE only           */
   uint32_t* flags;            /* [LS_DENSE_ZEROED_WORDS]; sm90 only                              */
   float* scratch;             /* sm90 only: tile_rows * columns floats for each block and, of more than one
                                * segment, for each (tile, segment)                               */
@@ -164,6 +166,63 @@ typedef struct ls_dense_head_params {
 
 int32_t ls_dense_head_smxx(const ls_dense_head_params* p, ls_stream_t stream);
 int32_t ls_dense_head_sm90(const ls_dense_head_params* p, ls_stream_t stream);
+
+/* A mixture of experts. Of each row, A(v) rounding to bf16: p = softmax(router x); its route is the top_k experts of the
+ * largest p, of equals the smallest id, in this order; w = p / sum of the route's p. out = A(out + A(s)), s the sum of
+ * w * A(down A(silu(A(gate x)) * A(up x))) over the route, then of the shared expert, times sigmoid(shared_gate x).
+ * Sums as above. A pair is row * top_k + rank, then, for the shared expert, rows * top_k + row. */
+#define LS_DENSE_MOE_MAX_EXPERTS 1024
+#define LS_DENSE_MOE_MAX_TOP_K 32
+#define LS_DENSE_MOE_MAX_PAIRS 8192   /* rows_at_once * top_k                                            */
+
+typedef struct ls_dense_moe_params {
+  void* out;                  /* [rows, hidden] bf16, row stride out_stride; read and written    */
+  int32_t* routes;            /* [rows, top_k], row stride routes_stride, aligned to 4 bytes; may be null */
+  const void* x;              /* [rows, hidden] bf16, row stride x_stride                        */
+  const void* router;         /* [experts, hidden] bf16, row stride router_stride                */
+  const void* gate_up;        /* [experts, 2 * intermediate, hidden] bf16: gate, then up         */
+  const void* down;           /* [experts, hidden, intermediate] bf16                            */
+  const void* shared_gate_up; /* [2 * shared_intermediate, hidden] bf16: gate, then up           */
+  const void* shared_down;    /* [hidden, shared_intermediate] bf16                              */
+  const void* shared_gate;    /* [hidden] bf16                                                   */
+  uint32_t* flags;            /* [LS_DENSE_ZEROED_WORDS] as above, of every path                 */
+  float* logits;              /* [segments, rows_at_once, width]; this and what follows may be anything before and
+                               * after a run. Segments of the router, and width is experts + 1, rounded up to 8 */
+  float* weights;             /* [rows_at_once, top_k + 1]: of the route, then of the shared expert */
+  int32_t* chosen;            /* [rows_at_once, top_k]                                           */
+  int32_t* members;           /* [rows_at_once * top_k]: pairs by expert                         */
+  int32_t* groups;            /* [groups, 4], aligned to 16 bytes. With r = rows_at_once * top_k and
+                               * d = min(experts, r): d + (r - d) / columns groups               */
+  void* inner;                /* [rows_at_once * (top_k + 1), inner_width] bf16                  */
+  void* outputs;              /* [rows_at_once * (top_k + 1), hidden] bf16                       */
+  int64_t out_stride;
+  int64_t routes_stride;
+  int64_t x_stride;
+  int64_t router_stride;
+  int64_t gate_up_expert_stride; /* may be 2^31 and more                                        */
+  int64_t gate_up_stride;
+  int64_t down_expert_stride;
+  int64_t down_stride;
+  int64_t shared_gate_up_stride;
+  int64_t shared_down_stride;
+  int64_t inner_width;        /* the larger one of intermediate and shared_intermediate          */
+  int32_t rows;
+  int32_t hidden;             /* a multiple of 8, as are the next two                            */
+  int32_t intermediate;
+  int32_t shared_intermediate;
+  int32_t experts;
+  int32_t top_k;
+  int32_t router_segment;     /* of (hidden, experts)                                            */
+  int32_t gate_up_segment;    /* of (hidden, 2 * intermediate)                                   */
+  int32_t down_segment;       /* of (intermediate, hidden)                                       */
+  int32_t shared_gate_up_segment;
+  int32_t shared_down_segment;
+  int32_t columns;            /* rows of an expert that are computed together: 8, 16, 32. Never changes a bit */
+  int32_t rows_at_once;       /* more rows than that read the experts again. Never changes a bit */
+  int32_t programmatic;       /* 1: may begin, and load weights, while the preceding kernel still runs */
+} ls_dense_moe_params;
+
+int32_t ls_dense_moe_smxx(const ls_dense_moe_params* p, ls_stream_t stream);
 
 #ifdef __cplusplus
 }

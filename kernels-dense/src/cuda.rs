@@ -1,11 +1,12 @@
 //! The crate's only unsafe code: operands become pointers, and one launcher is called.
 
+mod experts;
 mod streams;
 
 use crate::{
     AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, GatedNorm,
     GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, SiluMul, SiluMulArgs,
-    act, embed, moe, norm,
+    act, embed, norm,
     norm::Launch,
     plan::VECTOR,
     sealed::Sealed,
@@ -210,11 +211,11 @@ impl DenseBackend for Cuda {
     }
 
     fn moe<A: Activation, W: Activation>(
-        _: &Moe,
-        _: &Arc<CudaStream>,
-        _: MoeArgs<'_, Cuda, A, W>,
+        op: &Moe,
+        on: &Arc<CudaStream>,
+        args: MoeArgs<'_, Cuda, A, W>,
     ) -> Result<()> {
-        Err(Error::NotBuilt { op: moe::OP })
+        experts::moe(op, on, args)
     }
 }
 

@@ -7,6 +7,7 @@ mod cuda;
 mod embed;
 mod head;
 mod linear;
+mod mixture;
 mod moe;
 mod norm;
 mod partition;
@@ -24,6 +25,8 @@ pub use norm::{
     NormArgs, NormProblem,
 };
 
+#[doc(hidden)]
+pub use mixture::MoeGrid;
 #[doc(hidden)]
 pub use partition::{Grid, Path};
 

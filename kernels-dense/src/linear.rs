@@ -5,7 +5,7 @@ use crate::{
     partition::{Form, Grid, Stream},
     plan::{self, BUILT},
 };
-use kernels_core::{Activation, Archs, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
+use kernels_core::{Activation, Archs, Backend, DeviceInfo, Error, Result, Tensor, TensorMut, bf16};
 
 pub(crate) const OP: &str = "dense::linear";
 
@@ -21,6 +21,8 @@ pub enum Epilogue {
     AddTo,
     /// `out = A(silu(A(gate)) * A(up))`: the weight has `n` gate rows, then `n` up rows.
     SiluMul,
+    /// `out = A(sigmoid(gate of the row) * A(sum))`, the gate in fp32, as [`Head`](crate::Head) gives it.
+    SigmoidGate,
 }
 
 /// The sizes of a linear layer.
@@ -40,7 +42,7 @@ impl LinearProblem {
     /// Rows of the weight: twice `n` where it holds gate and up.
     pub fn weight_rows(&self) -> usize {
         match self.epilogue {
-            Epilogue::Store | Epilogue::AddTo => self.n,
+            Epilogue::Store | Epilogue::AddTo | Epilogue::SigmoidGate => self.n,
             Epilogue::SiluMul => 2 * self.n,
         }
     }
@@ -55,8 +57,11 @@ pub struct LinearArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
     pub x: Tensor<'a, B, A, 2>,
     /// `[n, k]`; `[2n, k]` for [`Epilogue::SiluMul`].
     pub weight: Tensor<'a, B, W, 2>,
+    /// `[rows]`: what [`Epilogue::SigmoidGate`] multiplies with, before the sigmoid; the others do not read it.
+    pub gate: Option<Tensor<'a, B, f32, 1>>,
     /// `[workspace]`: [`Linear::workspace_bytes`], which are zeros before the first run that uses them and which nothing
-    /// but [`Linear`] and [`Head`](crate::Head) on one stream may write to. Not needed where those are 0.
+    /// but [`Linear`], [`Head`](crate::Head) and [`Moe`](crate::Moe) on one stream may write to. Not needed where those are
+    /// 0.
     pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
 
@@ -79,6 +84,7 @@ pub struct LinearArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
 ///     out: TensorMut::of(&mut out, [1, 2]),
 ///     x: Tensor::of(&x, [1, 2]),
 ///     weight: Tensor::of(&weight, [2, 2]),
+///     gate: None,
 ///     workspace: None,
 /// })?;
 /// assert_eq!(out, [111.0, 217.0]);
@@ -147,6 +153,13 @@ impl Linear {
         args.out.check_disjoint(OP, "out")?;
         args.x.check(OP, "x", [rows, k])?;
         args.weight.check(OP, "weight", [self.problem.weight_rows(), k])?;
+        match &args.gate {
+            Some(gate) => gate.check(OP, "gate", [rows])?,
+            None if self.problem.epilogue == Epilogue::SigmoidGate => {
+                return Err(Error::invalid(OP, "gate", "none", "this epilogue needs one"));
+            }
+            None => (),
+        }
         if let Some(workspace) = &args.workspace {
             workspace.check(OP, "workspace", [self.workspace_bytes()])?;
             workspace.check_disjoint(OP, "workspace")?;

@@ -34,7 +34,7 @@ const ENOUGH: usize = 256;
 /// Shorter segments would cost more in adding up than in reading.
 const FEWEST_STEPS: usize = 8;
 /// `LS_DENSE_ZEROED_WORDS`, in bytes.
-const ZEROED: usize = 4 * 2048;
+pub(crate) const ZEROED: usize = 4 * 2048;
 /// `LS_DENSE_MAX_BLOCKS`.
 const MAX_BLOCKS: usize = 1024;
 /// Rows of x that are computed together.

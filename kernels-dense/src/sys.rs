@@ -7,9 +7,13 @@ pub const LS_ERR_UNSUPPORTED: i32 = -2;
 pub const LS_DENSE_STORE: i32 = 0;
 pub const LS_DENSE_ADD_TO: i32 = 1;
 pub const LS_DENSE_SILU_MUL: i32 = 2;
+pub const LS_DENSE_SIGMOID_GATE: i32 = 3;
 pub const LS_DENSE_ZEROED_WORDS: i32 = 2048;
 pub const LS_DENSE_MAX_BLOCKS: i32 = 1024;
 pub const LS_DENSE_MAX_SPLIT_TILES: i32 = 512;
+pub const LS_DENSE_MOE_MAX_EXPERTS: i32 = 1024;
+pub const LS_DENSE_MOE_MAX_TOP_K: i32 = 32;
+pub const LS_DENSE_MOE_MAX_PAIRS: i32 = 8192;
 pub type ls_stream_t = *mut ::core::ffi::c_void;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -261,6 +265,7 @@ pub struct ls_dense_linear_params {
     pub out: *mut ::core::ffi::c_void,
     pub x: *const ::core::ffi::c_void,
     pub weight: *const ::core::ffi::c_void,
+    pub gate: *const f32,
     pub flags: *mut u32,
     pub scratch: *mut f32,
     pub out_stride: i64,
@@ -278,7 +283,7 @@ pub struct ls_dense_linear_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_dense_linear_params"][::core::mem::size_of::<ls_dense_linear_params>() - 104usize];
+    ["Size of ls_dense_linear_params"][::core::mem::size_of::<ls_dense_linear_params>() - 112usize];
     ["Alignment of ls_dense_linear_params"][::core::mem::align_of::<ls_dense_linear_params>() - 8usize];
     ["Offset of field: ls_dense_linear_params::out"]
         [::core::mem::offset_of!(ls_dense_linear_params, out) - 0usize];
@@ -286,34 +291,36 @@ const _: () = {
         [::core::mem::offset_of!(ls_dense_linear_params, x) - 8usize];
     ["Offset of field: ls_dense_linear_params::weight"]
         [::core::mem::offset_of!(ls_dense_linear_params, weight) - 16usize];
+    ["Offset of field: ls_dense_linear_params::gate"]
+        [::core::mem::offset_of!(ls_dense_linear_params, gate) - 24usize];
     ["Offset of field: ls_dense_linear_params::flags"]
-        [::core::mem::offset_of!(ls_dense_linear_params, flags) - 24usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, flags) - 32usize];
     ["Offset of field: ls_dense_linear_params::scratch"]
-        [::core::mem::offset_of!(ls_dense_linear_params, scratch) - 32usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, scratch) - 40usize];
     ["Offset of field: ls_dense_linear_params::out_stride"]
-        [::core::mem::offset_of!(ls_dense_linear_params, out_stride) - 40usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, out_stride) - 48usize];
     ["Offset of field: ls_dense_linear_params::x_stride"]
-        [::core::mem::offset_of!(ls_dense_linear_params, x_stride) - 48usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, x_stride) - 56usize];
     ["Offset of field: ls_dense_linear_params::weight_stride"]
-        [::core::mem::offset_of!(ls_dense_linear_params, weight_stride) - 56usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, weight_stride) - 64usize];
     ["Offset of field: ls_dense_linear_params::rows"]
-        [::core::mem::offset_of!(ls_dense_linear_params, rows) - 64usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, rows) - 72usize];
     ["Offset of field: ls_dense_linear_params::k"]
-        [::core::mem::offset_of!(ls_dense_linear_params, k) - 68usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, k) - 76usize];
     ["Offset of field: ls_dense_linear_params::n"]
-        [::core::mem::offset_of!(ls_dense_linear_params, n) - 72usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, n) - 80usize];
     ["Offset of field: ls_dense_linear_params::epilogue"]
-        [::core::mem::offset_of!(ls_dense_linear_params, epilogue) - 76usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, epilogue) - 84usize];
     ["Offset of field: ls_dense_linear_params::segment"]
-        [::core::mem::offset_of!(ls_dense_linear_params, segment) - 80usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, segment) - 88usize];
     ["Offset of field: ls_dense_linear_params::columns"]
-        [::core::mem::offset_of!(ls_dense_linear_params, columns) - 84usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, columns) - 92usize];
     ["Offset of field: ls_dense_linear_params::tile_rows"]
-        [::core::mem::offset_of!(ls_dense_linear_params, tile_rows) - 88usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, tile_rows) - 96usize];
     ["Offset of field: ls_dense_linear_params::blocks"]
-        [::core::mem::offset_of!(ls_dense_linear_params, blocks) - 92usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, blocks) - 100usize];
     ["Offset of field: ls_dense_linear_params::programmatic"]
-        [::core::mem::offset_of!(ls_dense_linear_params, programmatic) - 96usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, programmatic) - 104usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -373,6 +380,139 @@ const _: () = {
     ["Offset of field: ls_dense_head_params::programmatic"]
         [::core::mem::offset_of!(ls_dense_head_params, programmatic) - 100usize];
 };
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ls_dense_moe_params {
+    pub out: *mut ::core::ffi::c_void,
+    pub routes: *mut i32,
+    pub x: *const ::core::ffi::c_void,
+    pub router: *const ::core::ffi::c_void,
+    pub gate_up: *const ::core::ffi::c_void,
+    pub down: *const ::core::ffi::c_void,
+    pub shared_gate_up: *const ::core::ffi::c_void,
+    pub shared_down: *const ::core::ffi::c_void,
+    pub shared_gate: *const ::core::ffi::c_void,
+    pub flags: *mut u32,
+    pub logits: *mut f32,
+    pub weights: *mut f32,
+    pub chosen: *mut i32,
+    pub members: *mut i32,
+    pub groups: *mut i32,
+    pub inner: *mut ::core::ffi::c_void,
+    pub outputs: *mut ::core::ffi::c_void,
+    pub out_stride: i64,
+    pub routes_stride: i64,
+    pub x_stride: i64,
+    pub router_stride: i64,
+    pub gate_up_expert_stride: i64,
+    pub gate_up_stride: i64,
+    pub down_expert_stride: i64,
+    pub down_stride: i64,
+    pub shared_gate_up_stride: i64,
+    pub shared_down_stride: i64,
+    pub inner_width: i64,
+    pub rows: i32,
+    pub hidden: i32,
+    pub intermediate: i32,
+    pub shared_intermediate: i32,
+    pub experts: i32,
+    pub top_k: i32,
+    pub router_segment: i32,
+    pub gate_up_segment: i32,
+    pub down_segment: i32,
+    pub shared_gate_up_segment: i32,
+    pub shared_down_segment: i32,
+    pub columns: i32,
+    pub rows_at_once: i32,
+    pub programmatic: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_dense_moe_params"][::core::mem::size_of::<ls_dense_moe_params>() - 280usize];
+    ["Alignment of ls_dense_moe_params"][::core::mem::align_of::<ls_dense_moe_params>() - 8usize];
+    ["Offset of field: ls_dense_moe_params::out"][::core::mem::offset_of!(ls_dense_moe_params, out) - 0usize];
+    ["Offset of field: ls_dense_moe_params::routes"]
+        [::core::mem::offset_of!(ls_dense_moe_params, routes) - 8usize];
+    ["Offset of field: ls_dense_moe_params::x"][::core::mem::offset_of!(ls_dense_moe_params, x) - 16usize];
+    ["Offset of field: ls_dense_moe_params::router"]
+        [::core::mem::offset_of!(ls_dense_moe_params, router) - 24usize];
+    ["Offset of field: ls_dense_moe_params::gate_up"]
+        [::core::mem::offset_of!(ls_dense_moe_params, gate_up) - 32usize];
+    ["Offset of field: ls_dense_moe_params::down"]
+        [::core::mem::offset_of!(ls_dense_moe_params, down) - 40usize];
+    ["Offset of field: ls_dense_moe_params::shared_gate_up"]
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up) - 48usize];
+    ["Offset of field: ls_dense_moe_params::shared_down"]
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_down) - 56usize];
+    ["Offset of field: ls_dense_moe_params::shared_gate"]
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate) - 64usize];
+    ["Offset of field: ls_dense_moe_params::flags"]
+        [::core::mem::offset_of!(ls_dense_moe_params, flags) - 72usize];
+    ["Offset of field: ls_dense_moe_params::logits"]
+        [::core::mem::offset_of!(ls_dense_moe_params, logits) - 80usize];
+    ["Offset of field: ls_dense_moe_params::weights"]
+        [::core::mem::offset_of!(ls_dense_moe_params, weights) - 88usize];
+    ["Offset of field: ls_dense_moe_params::chosen"]
+        [::core::mem::offset_of!(ls_dense_moe_params, chosen) - 96usize];
+    ["Offset of field: ls_dense_moe_params::members"]
+        [::core::mem::offset_of!(ls_dense_moe_params, members) - 104usize];
+    ["Offset of field: ls_dense_moe_params::groups"]
+        [::core::mem::offset_of!(ls_dense_moe_params, groups) - 112usize];
+    ["Offset of field: ls_dense_moe_params::inner"]
+        [::core::mem::offset_of!(ls_dense_moe_params, inner) - 120usize];
+    ["Offset of field: ls_dense_moe_params::outputs"]
+        [::core::mem::offset_of!(ls_dense_moe_params, outputs) - 128usize];
+    ["Offset of field: ls_dense_moe_params::out_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, out_stride) - 136usize];
+    ["Offset of field: ls_dense_moe_params::routes_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, routes_stride) - 144usize];
+    ["Offset of field: ls_dense_moe_params::x_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, x_stride) - 152usize];
+    ["Offset of field: ls_dense_moe_params::router_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, router_stride) - 160usize];
+    ["Offset of field: ls_dense_moe_params::gate_up_expert_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_expert_stride) - 168usize];
+    ["Offset of field: ls_dense_moe_params::gate_up_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_stride) - 176usize];
+    ["Offset of field: ls_dense_moe_params::down_expert_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, down_expert_stride) - 184usize];
+    ["Offset of field: ls_dense_moe_params::down_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, down_stride) - 192usize];
+    ["Offset of field: ls_dense_moe_params::shared_gate_up_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up_stride) - 200usize];
+    ["Offset of field: ls_dense_moe_params::shared_down_stride"]
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_down_stride) - 208usize];
+    ["Offset of field: ls_dense_moe_params::inner_width"]
+        [::core::mem::offset_of!(ls_dense_moe_params, inner_width) - 216usize];
+    ["Offset of field: ls_dense_moe_params::rows"]
+        [::core::mem::offset_of!(ls_dense_moe_params, rows) - 224usize];
+    ["Offset of field: ls_dense_moe_params::hidden"]
+        [::core::mem::offset_of!(ls_dense_moe_params, hidden) - 228usize];
+    ["Offset of field: ls_dense_moe_params::intermediate"]
+        [::core::mem::offset_of!(ls_dense_moe_params, intermediate) - 232usize];
+    ["Offset of field: ls_dense_moe_params::shared_intermediate"]
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_intermediate) - 236usize];
+    ["Offset of field: ls_dense_moe_params::experts"]
+        [::core::mem::offset_of!(ls_dense_moe_params, experts) - 240usize];
+    ["Offset of field: ls_dense_moe_params::top_k"]
+        [::core::mem::offset_of!(ls_dense_moe_params, top_k) - 244usize];
+    ["Offset of field: ls_dense_moe_params::router_segment"]
+        [::core::mem::offset_of!(ls_dense_moe_params, router_segment) - 248usize];
+    ["Offset of field: ls_dense_moe_params::gate_up_segment"]
+        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_segment) - 252usize];
+    ["Offset of field: ls_dense_moe_params::down_segment"]
+        [::core::mem::offset_of!(ls_dense_moe_params, down_segment) - 256usize];
+    ["Offset of field: ls_dense_moe_params::shared_gate_up_segment"]
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up_segment) - 260usize];
+    ["Offset of field: ls_dense_moe_params::shared_down_segment"]
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_down_segment) - 264usize];
+    ["Offset of field: ls_dense_moe_params::columns"]
+        [::core::mem::offset_of!(ls_dense_moe_params, columns) - 268usize];
+    ["Offset of field: ls_dense_moe_params::rows_at_once"]
+        [::core::mem::offset_of!(ls_dense_moe_params, rows_at_once) - 272usize];
+    ["Offset of field: ls_dense_moe_params::programmatic"]
+        [::core::mem::offset_of!(ls_dense_moe_params, programmatic) - 276usize];
+};
 #[cfg(kernels_built)]
 unsafe extern "C" {
     pub fn ls_dense_norm_smxx(p: *const ls_dense_norm_params, stream: ls_stream_t) -> i32;
@@ -382,6 +522,7 @@ unsafe extern "C" {
     pub fn ls_dense_embed_smxx(p: *const ls_dense_embed_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_linear_smxx(p: *const ls_dense_linear_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_head_smxx(p: *const ls_dense_head_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_moe_smxx(p: *const ls_dense_moe_params, stream: ls_stream_t) -> i32;
 }
 
 #[cfg(not(kernels_built))]
@@ -422,6 +563,11 @@ pub unsafe extern "C" fn ls_dense_linear_smxx(_: *const ls_dense_linear_params, 
 
 #[cfg(not(kernels_built))]
 pub unsafe extern "C" fn ls_dense_head_smxx(_: *const ls_dense_head_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_dense_moe_smxx(_: *const ls_dense_moe_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }
 

@@ -28,7 +28,15 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                 Ffn::Moe { router, gate_up, down, shared_gate_up, shared_down, shared_gate },
                 &config::FeedForward::Moe { experts, top_k, intermediate, shared_intermediate },
             ) => {
-                let problem = MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate };
+                let problem = MoeProblem {
+                    rows,
+                    hidden,
+                    experts,
+                    top_k,
+                    intermediate,
+                    shared_intermediate,
+                    weights: A::DTYPE,
+                };
                 let args = MoeArgs {
                     out: residual,
                     routes: None,
@@ -39,6 +47,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                     shared_gate_up: Tensor::of(shared_gate_up, [2 * shared_intermediate, hidden]),
                     shared_down: Tensor::of(shared_down, [hidden, shared_intermediate]),
                     shared_gate: Tensor::of(shared_gate, [1, hidden]),
+                    workspace: None,
                 };
                 Ok(Moe::plan(problem, &cx.device)?.run(&cx.queue, args)?)
             }

@@ -327,5 +327,6 @@ pub(crate) fn linear<B: EngineBackend, A: Activation>(
     let weight_rows = if epilogue == Epilogue::SiluMul { 2 * n } else { n };
     let weight = Tensor::of(weight, [weight_rows, k]);
     let op = Linear::plan(LinearProblem { rows, k, n, epilogue }, &cx.device)?;
-    Ok(op.run(&cx.queue, LinearArgs { out: out.reborrow(), x: x.reborrow(), weight, workspace: None })?)
+    let args = LinearArgs { out: out.reborrow(), x: x.reborrow(), weight, gate: None, workspace: None };
+    Ok(op.run(&cx.queue, args)?)
 }

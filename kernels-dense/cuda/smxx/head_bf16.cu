@@ -1,5 +1,5 @@
 // Logits and their argmax by mma.sync, bf16.
-#include "products.cuh"
+#include "dense.cuh"
 
 namespace lockstep::dense {
 

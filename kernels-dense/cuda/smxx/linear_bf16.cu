@@ -1,5 +1,5 @@
 // Linear layers by mma.sync, bf16.
-#include "products.cuh"
+#include "dense.cuh"
 
 extern "C" int32_t ls_dense_linear_smxx(const ls_dense_linear_params* p, ls_stream_t stream) {
   using namespace lockstep::dense;

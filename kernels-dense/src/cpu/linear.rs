@@ -2,25 +2,30 @@
 
 use super::{dots::dots, round, rounded, scratch, wide::wide, widen};
 use crate::{Epilogue, HeadArgs, HeadProblem, LinearArgs, LinearProblem, SiluMulArgs, SiluMulProblem};
-use kernels_core::{Activation, Cpu, argmax::argmax, ref_math::silu};
+use kernels_core::{
+    Activation, Cpu,
+    argmax::argmax,
+    ref_math::{sigmoid, silu},
+};
 
 pub(super) fn linear<A: Activation, W: Activation>(problem: &LinearProblem, args: LinearArgs<'_, Cpu, A, W>) {
     let LinearProblem { rows, k, epilogue, .. } = *problem;
-    let LinearArgs { mut out, x, weight, .. } = args;
+    let LinearArgs { mut out, x, weight, gate, .. } = args;
     let outputs = problem.weight_rows();
     scratch::with([rows * k, outputs * rows, outputs], |[wide, sums, line]| {
         widen(&x, wide);
         dots(sums, wide, rows, &weight);
         for row in 0..rows {
             let sums = result(sums, rows, row, line);
-            finish(out.row_mut(&[row]), sums, epilogue);
+            let gate = gate.as_ref().map_or(0.0, |gate| gate.at([row]));
+            finish(out.row_mut(&[row]), sums, epilogue, gate);
         }
     });
 }
 
 wide! {
     /// What happens to a row of sums.
-    fn finish[A: Activation](out: &mut [A], sums: &[f32], epilogue: Epilogue) {
+    fn finish[A: Activation](out: &mut [A], sums: &[f32], epilogue: Epilogue, gate: f32) {
         match epilogue {
             Epilogue::Store => {
                 for (out, sum) in out.iter_mut().zip(sums) {
@@ -36,6 +41,12 @@ wide! {
                 let (gate, up) = sums.split_at(out.len());
                 for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
                     *out = round(silu(rounded::<A>(*gate)) * rounded::<A>(*up));
+                }
+            }
+            Epilogue::SigmoidGate => {
+                let gate = sigmoid(gate);
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = round(gate * rounded::<A>(*sum));
                 }
             }
         }

@@ -105,7 +105,8 @@ fn best(p: &[f32]) -> usize {
     let mut best = (0, TAKEN);
     for (id, &p) in p.iter().enumerate() {
         let p = if p.is_nan() { LOST } else { p };
-        if p > best.1 {
+        let last_of_equals = fault::active("dense.moe_last_of_equals") && p == best.1;
+        if p > best.1 || last_of_equals {
             best = (id, p);
         }
     }

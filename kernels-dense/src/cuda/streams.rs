@@ -38,13 +38,14 @@ pub(super) fn linear<A: Activation, W: Activation>(
     on: &Arc<CudaStream>,
     args: LinearArgs<'_, Cuda, A, W>,
 ) -> Result<()> {
-    let LinearArgs { mut out, x, weight, mut workspace } = args;
+    let LinearArgs { mut out, x, weight, gate, mut workspace } = args;
     let stream = planned::<A, W>(linear::OP, op.stream)?;
     on.context().bind_to_thread()?;
     // The guards record events when dropped, so they must outlive the launch.
     let (out_at, _out) = out.data.device_ptr_mut(on);
     let (x_at, _x) = x.data.device_ptr(on);
     let (weight_at, _weight) = weight.data.device_ptr(on);
+    let gate_there = gate.as_ref().map(|gate| gate.data.device_ptr(on));
     let workspace_there = workspace.as_mut().map(|workspace| workspace.data.device_ptr_mut(on));
     let workspace_at = workspace_there.as_ref().map_or(0, |(at, _)| *at);
     check(linear::OP, "out", out_at, &out.strides)?;
@@ -56,6 +57,7 @@ pub(super) fn linear<A: Activation, W: Activation>(
         out: out_at as *mut _,
         x: x_at as *const _,
         weight: weight_at as *const _,
+        gate: gate_there.as_ref().map_or(0, |(at, _)| *at) as *const _,
         flags,
         scratch,
         out_stride: out.strides[0] as i64,
@@ -68,6 +70,7 @@ pub(super) fn linear<A: Activation, W: Activation>(
             Epilogue::Store => sys::LS_DENSE_STORE,
             Epilogue::AddTo => sys::LS_DENSE_ADD_TO,
             Epilogue::SiluMul => sys::LS_DENSE_SILU_MUL,
+            Epilogue::SigmoidGate => sys::LS_DENSE_SIGMOID_GATE,
         },
         segment: stream.segment as i32,
         columns: stream.columns as i32,

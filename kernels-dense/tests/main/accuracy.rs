@@ -33,6 +33,7 @@ pub(crate) fn linear_is_within_its_bound() {
                         Epilogue::Store => sum(j),
                         Epilogue::AddTo => Approx::exact(before[row * n + j]).add(sum(j)).to::<A>(),
                         Epilogue::SiluMul => sum(j).silu().mul(sum(n + j)).to::<A>(),
+                        Epilogue::SigmoidGate => x[0].sigmoid().mul(sum(j)).to::<A>(),
                     }));
                 }
                 assert_admitted(&format!("{epilogue:?} k {k}"), &got, &want, tightness::<A>());
@@ -86,17 +87,18 @@ pub(crate) fn norms_are_within_their_bound() {
     });
 }
 
-/// One row of a mixture of experts, given its route.
+/// One row of a mixture of experts, given its route; `sum`: of products.
 pub(crate) fn moe_row<A: Activation>(
     problem: &MoeProblem,
     before: &[A],
     x: &[A],
     w: &Experts<A>,
     route: &[i32],
+    sum: impl Fn(&[Approx], &[Approx]) -> Approx,
 ) -> Vec<Approx> {
     let MoeProblem { hidden, experts, intermediate, shared_intermediate, .. } = *problem;
     let x = exact(x);
-    let matrix = |m: &[A], j: usize, x: &[Approx]| dot(x, &exact(&m[j * x.len()..][..x.len()]), 8);
+    let matrix = |m: &[A], j: usize, x: &[Approx]| sum(x, &exact(&m[j * x.len()..][..x.len()]));
     let ffn = |gate_up: &[A], down: &[A], inner: usize| -> Vec<Approx> {
         let act: Vec<Approx> = (0..inner)
             .map(|i| {
@@ -115,18 +117,18 @@ pub(crate) fn moe_row<A: Activation>(
     let chosen = route[1..].iter().fold(p[route[0] as usize], |sum, e| sum.add(p[*e as usize]));
     let shared = ffn(&w.shared_gate_up, &w.shared_down, shared_intermediate);
     let shared_gate = matrix(&w.shared_gate, 0, &x).sigmoid();
-    let mut sum = vec![Approx { value: 0.0, error: 0.0 }; hidden];
+    let mut total = vec![Approx { value: 0.0, error: 0.0 }; hidden];
     for &expert in route {
         let expert = expert as usize;
         let (up, down) = (2 * intermediate * hidden, hidden * intermediate);
         let y = ffn(&w.gate_up[expert * up..][..up], &w.down[expert * down..][..down], intermediate);
         let weight = p[expert].mul(chosen.recip());
         for i in 0..hidden {
-            sum[i] = sum[i].add(weight.mul(y[i]));
+            total[i] = total[i].add(weight.mul(y[i]));
         }
     }
     (0..hidden)
-        .map(|i| Approx::exact(before[i]).add(sum[i].add(shared_gate.mul(shared[i])).to::<A>()).to::<A>())
+        .map(|i| Approx::exact(before[i]).add(total[i].add(shared_gate.mul(shared[i])).to::<A>()).to::<A>())
         .collect()
 }
 
@@ -139,6 +141,7 @@ pub(crate) fn moe_is_within_its_bound() {
             top_k: 4,
             intermediate: 16,
             shared_intermediate: 24,
+            weights: A::DTYPE,
         };
         let w = weights::<A>(&problem, 21);
         let mut rng = Rng::new(22);
@@ -148,7 +151,7 @@ pub(crate) fn moe_is_within_its_bound() {
         for row in 0..3 {
             let at = row * h..row * h + h;
             let route = &routes[row * k..][..k];
-            let want = moe_row(&problem, &before[at.clone()], &x[at.clone()], &w, route);
+            let want = moe_row(&problem, &before[at.clone()], &x[at.clone()], &w, route, |x, w| dot(x, w, 8));
             // Two layers of rounded values and a sum with cancellation: four times one layer's width.
             assert_admitted(&format!("row {row}"), &got[at], &want, 4.0 * tightness::<A>());
         }

@@ -34,7 +34,7 @@ impl Approx {
     }
 
     /// |computed| at most.
-    fn size(self) -> f64 {
+    pub(crate) fn size(self) -> f64 {
         self.value.abs() + self.error
     }
 

@@ -1,7 +1,7 @@
 //! The checks above notice what they are there for.
 
-use crate::{Check, bits, literal, moe};
-use kernels_core::{bf16, fault};
+use crate::{Check, bits, experts, literal, moe};
+use kernels_core::{Cpu, bf16, fault};
 use std::sync::RwLock;
 
 /// Held for reading by every ordinary test, for writing while a fault is planted.
@@ -32,4 +32,8 @@ pub(crate) fn a_sum_whose_order_depends_on_the_rows() {
 
 pub(crate) fn experts_added_in_order_of_arrival() {
     must_fail("dense.moe_arrival_order", &[moe::moe_rows::<f32>]);
+}
+
+pub(crate) fn the_last_of_equal_experts() {
+    must_fail("dense.moe_last_of_equals", &[|| experts::ties::<Cpu>(&())]);
 }

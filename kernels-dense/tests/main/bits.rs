@@ -5,7 +5,8 @@ use kernels_core::{Activation, Cpu, DeviceInfo, Tensor, TensorMut, bf16, f16};
 use kernels_dense::*;
 use kernels_testkit::rng::Rng;
 
-pub(crate) const EPILOGUES: [Epilogue; 3] = [Epilogue::Store, Epilogue::AddTo, Epilogue::SiluMul];
+pub(crate) const EPILOGUES: [Epilogue; 4] =
+    [Epilogue::Store, Epilogue::AddTo, Epilogue::SiluMul, Epilogue::SigmoidGate];
 
 /// Makes the second half of every sum cancel the first, but for rounding: what is left of it depends on the
 /// order in every bit, and shows after rounding to bf16 too.
@@ -252,6 +253,7 @@ pub(crate) fn strided_operands_and_their_gaps() {
             out: TensorMut::of(&mut wide_out, [rows, n]).with_strides([out_stride, 1]),
             x: Tensor::of(&wide_x, [rows, k]).with_strides([x_stride, 1]),
             weight: Tensor::of(&wide_w, [n, k]).with_strides([w_stride, 1]),
+            gate: None,
             workspace: None,
         };
         Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();

@@ -18,10 +18,13 @@ pub(crate) fn linear<A: Activation, W: Activation>(
 ) -> Vec<A> {
     let LinearProblem { rows, k, n, .. } = problem;
     let mut out = before.to_vec();
+    // A row's gate belongs to the row: its first element.
+    let gate: Vec<f32> = x.chunks(k).map(|x| x[0].to_f32()).collect();
     let args = LinearArgs::<Cpu, A, W> {
         out: TensorMut::new(&mut out[..], [rows, n]),
         x: Tensor::new(x, [rows, k]),
         weight: Tensor::new(weight, [problem.weight_rows(), k]),
+        gate: Some(Tensor::new(&gate[..], [rows])),
         workspace: None,
     };
     Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();
@@ -154,7 +157,8 @@ pub(crate) fn moe<A: Activation, W: Activation>(
     x: &[A],
     weights: &Experts<W>,
 ) -> (Vec<A>, Vec<i32>) {
-    let MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate } = problem;
+    let problem = MoeProblem { weights: W::DTYPE, ..problem };
+    let MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate, .. } = problem;
     let (mut out, mut routes) = (before.to_vec(), vec![i32::MIN; rows * top_k]);
     let args = MoeArgs::<Cpu, A, W> {
         out: TensorMut::new(&mut out[..], [rows, hidden]),
@@ -166,6 +170,7 @@ pub(crate) fn moe<A: Activation, W: Activation>(
         shared_gate_up: Tensor::new(&weights.shared_gate_up[..], [2 * shared_intermediate, hidden]),
         shared_down: Tensor::new(&weights.shared_down[..], [hidden, shared_intermediate]),
         shared_gate: Tensor::new(&weights.shared_gate[..], [1, hidden]),
+        workspace: None,
     };
     Moe::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();
     (out, routes)

@@ -83,6 +83,7 @@ impl Chain {
             out: TensorMut::of(&mut self.out, [rows, n]),
             x: Tensor::of(&self.x, [rows, k]),
             weight: Tensor::of(&self.weight, [self.op.problem().weight_rows(), k]),
+            gate: None,
             workspace: Some(TensorMut::new(Cuda::slice_mut(&mut workspace, 0..bytes), [bytes])),
         };
         self.op.run(&device.queue, args)
@@ -155,6 +156,7 @@ pub(crate) fn layers_wait_for_a_slow_producer(device: &Device) {
                     // The last rows that the norm writes.
                     x: Tensor::of(&normed, dims).rows(many - rows..many),
                     weight: Tensor::of(&first.weight, [n, k]),
+                    gate: None,
                     workspace: Some(TensorMut::new(Cuda::slice_mut(&mut workspace, 0..bytes), [bytes])),
                 };
                 op.run(queue, args).unwrap();
@@ -186,6 +188,7 @@ pub(crate) fn layers_refuse_by_name(device: &Device) {
             out: TensorMut::of(out, [2, 8]),
             x: Tensor::of(&x, [2, 16]).with_strides([stride, 1]),
             weight: Tensor::of(&x, [8, 16]),
+            gate: None,
             workspace: None,
         };
         op.run(queue, args).map_err(|e| e.to_string())
@@ -202,6 +205,7 @@ pub(crate) fn layers_refuse_by_name(device: &Device) {
         out: TensorMut::of(&mut out, [2, 8]),
         x: Tensor::of(&x, [2, 16]),
         weight: Tensor::of(&wide, [8, 16]),
+        gate: None,
         workspace: None,
     };
     let text = early.run(queue, args).unwrap_err().to_string();

@@ -4,6 +4,7 @@
 //! too, since that bound holds for any order of a sum of its length if every addition counts (one lane).
 
 use crate::{accuracy::moe_row, approx::*, calls::*, calm};
+use kernels_core::DType;
 use kernels_dense::*;
 use kernels_testkit::fixture::Fixture;
 
@@ -86,6 +87,7 @@ pub(crate) fn mixture_of_experts_of_transformers() {
             top_k: route_shape[1],
             intermediate: f.get("moe.down").0[2],
             shared_intermediate: f.get("moe.shared_down").0[1],
+            weights: DType::F32,
         };
         let before = vec![0.0f32; x.len()];
         let (got, routes) = moe(problem, &before, x, &weights);
@@ -94,7 +96,9 @@ pub(crate) fn mixture_of_experts_of_transformers() {
         let mut bounds = Vec::new();
         for row in 0..problem.rows {
             let at = row * h..row * h + h;
-            bounds.extend(moe_row(&problem, &before[at.clone()], &x[at], &weights, &routes[row * k..][..k]));
+            let route = &routes[row * k..][..k];
+            bounds
+                .extend(moe_row(&problem, &before[at.clone()], &x[at], &weights, route, |x, w| dot(x, w, 8)));
         }
         let want = f.get("moe.out").1;
         // The bound counts ⌈k / 8⌉ + 3 additions per sum; one lane would count k, at most 6 times as many.

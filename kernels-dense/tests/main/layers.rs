@@ -5,7 +5,12 @@ use crate::{
     calm,
     world::{GAP, Place, packed, spread, strides},
 };
-use kernels_core::{Tensor, TensorMut, argmax::argmax, bf16, ref_math::silu};
+use kernels_core::{
+    Tensor, TensorMut,
+    argmax::argmax,
+    bf16,
+    ref_math::{sigmoid, silu},
+};
 use kernels_dense::*;
 use kernels_testkit::{
     compare::assert_same_bits,
@@ -64,6 +69,9 @@ impl<B: Place> Layer<B> {
         self.room(bytes);
         let first = self.workspace.payload().start;
         let input = Guarded::<B, _>::new(&self.queue, &spread(x, 1, k), poison());
+        // A row's gate belongs to the row: its first element.
+        let gate: Vec<f32> = x.chunks(k).map(|x| x[0].to_f32()).collect();
+        let gate = Guarded::<B, f32>::new(&self.queue, &gate, poison());
         let mut output = Guarded::<B, _>::new(&self.queue, &spread(before, 1, n), poison());
         let at = output.payload();
         {
@@ -74,6 +82,7 @@ impl<B: Place> Layer<B> {
                 x: Tensor::new(input.view(), [rows, k]).with_strides([strides(1, k)[0], 1]),
                 weight: Tensor::new(self.weight.view(), [problem.weight_rows(), k])
                     .with_strides([strides(1, k)[0], 1]),
+                gate: Some(Tensor::new(gate.view(), [rows])),
                 workspace: Some(TensorMut::new(B::slice_mut(&mut workspace, first..first + bytes), [bytes])),
             };
             op.run(&self.queue, args).unwrap();
@@ -140,6 +149,7 @@ pub(crate) fn shapes<B: Place>(epilogue: Epilogue) -> Vec<(usize, usize)> {
             vec![(8, 8), (64, 64), (96, 5120), (256, 2048), (200, 1032), (9216, 520), (16440, 200)]
         }
         (_, Epilogue::AddTo) => vec![(72, 136), (2048, 512), (1000, 1096)],
+        (_, Epilogue::SigmoidGate) => vec![(136, 72), (2048, 512), (1000, 1160)],
         (_, Epilogue::SiluMul) => vec![(8, 64), (512, 2048), (264, 1416), (1040, 3000), (8200, 128)],
     }
 }
@@ -234,6 +244,18 @@ pub(crate) fn epilogues_are_their_parts<B: Place>(queue: &B::Queue) {
                 let got = add.run(&before, &x, |op| op);
                 assert_same_bits(&format!("AddTo of {rows} rows, {n} x {k}"), &got, &want);
             }
+            for (n, k) in shapes::<B>(Epilogue::SigmoidGate) {
+                let mut gated = Layer::<B>::random(queue, n, k, Epilogue::SigmoidGate);
+                let mut store = Layer::<B>::new(queue, gated.weights.clone(), k, Epilogue::Store);
+                let x = rows_of(rows, k, 6);
+                let sums = store.run(&vec![poison(); rows * n], &x, |op| op);
+                let of_row = |(sums, x): (&[bf16], &[bf16])| -> Vec<bf16> {
+                    sums.iter().map(|s| bf16::from_f32(sigmoid(f(x[0])) * f(*s))).collect()
+                };
+                let want: Vec<bf16> = sums.chunks(n).zip(x.chunks(k)).flat_map(of_row).collect();
+                let got = gated.run(&vec![poison(); rows * n], &x, |op| op);
+                assert_same_bits(&format!("SigmoidGate of {rows} rows, {n} x {k}"), &got, &want);
+            }
         }
     });
 }
@@ -294,10 +316,10 @@ pub(crate) fn heads_choose_among_their_logits<B: Place>(queue: &B::Queue) {
 
 /// Σ x w by tensor cores: a step adds 16 products to a sum, each of the 17 cut off below 2^-23 of the largest, which
 /// is at most Σ |x w|. Segments round once each, and are fewer than steps.
-fn dot_in_steps(x: &[Approx], w: &[Approx]) -> Approx {
-    let size: f64 = x.iter().zip(w).map(|(x, w)| (x.value * w.value).abs()).sum();
-    let steps = x.len().div_ceil(16) as f64;
-    Approx { error: 18.0 * steps * 2.0f64.powi(-23) * size, ..dot(x, w, 8) }
+pub(crate) fn dot_in_steps(x: &[Approx], w: &[Approx]) -> Approx {
+    let size: f64 = x.iter().zip(w).map(|(x, w)| x.size() * w.size()).sum();
+    let (steps, plain) = (x.len().div_ceil(16) as f64, dot(x, w, 8));
+    Approx { error: plain.error + 18.0 * steps * 2.0f64.powi(-23) * size, ..plain }
 }
 
 pub(crate) fn sums_are_within_their_bound<B: Place>(queue: &B::Queue) {
@@ -316,6 +338,7 @@ pub(crate) fn sums_are_within_their_bound<B: Place>(queue: &B::Queue) {
                         Epilogue::Store => sum(j),
                         Epilogue::AddTo => Approx::exact(before[row * n + j]).add(sum(j)).to::<bf16>(),
                         Epilogue::SiluMul => sum(j).silu().mul(sum(n + j)).to::<bf16>(),
+                        Epilogue::SigmoidGate => x[0].sigmoid().mul(sum(j)).to::<bf16>(),
                     }));
                 }
                 assert_admitted(&format!("{epilogue:?} {n} x {k}"), &got, &want, 0.1);

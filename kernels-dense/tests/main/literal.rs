@@ -1,7 +1,7 @@
 //! Small cases with results that anybody can work out.
 
 use crate::{Check, calls::*, calm, same};
-use kernels_core::{Cpu, DeviceInfo, Tensor, TensorMut, bf16, f16};
+use kernels_core::{Cpu, DType, DeviceInfo, Tensor, TensorMut, bf16, f16};
 use kernels_dense::*;
 
 fn b(values: &[f32]) -> Vec<bf16> {
@@ -20,6 +20,9 @@ pub(crate) fn linear_stores_adds_and_gates() {
         let weight = [100.0f32, 0.0, 0.5, 0.25];
         let problem = LinearProblem { rows: 1, k: 1, n: 2, epilogue: Epilogue::SiluMul };
         assert_eq!(linear(problem, &[f32::NAN; 2], &[1.0f32], &weight), [50.0, 0.0]);
+        // `linear` takes a row's first element as its gate: sigmoid(0) = 1/2, and sigmoid(100) = 1.
+        let problem = LinearProblem { rows: 2, k: 2, n: 1, epilogue: Epilogue::SigmoidGate };
+        assert_eq!(linear(problem, &[f32::NAN; 2], &[0.0, 3.0, 100.0, 3.0f32], &[1.0, 2.0f32]), [3.0, 106.0]);
     });
 }
 
@@ -134,8 +137,15 @@ pub(crate) fn embedding_gathers_rows_and_zeros() {
 
 pub(crate) fn moe_of_width_one() {
     calm(|| {
-        let problem =
-            MoeProblem { rows: 1, hidden: 1, experts: 3, top_k: 2, intermediate: 1, shared_intermediate: 1 };
+        let problem = MoeProblem {
+            rows: 1,
+            hidden: 1,
+            experts: 3,
+            top_k: 2,
+            intermediate: 1,
+            shared_intermediate: 1,
+            weights: DType::F32,
+        };
         // All probabilities are equal, so the smallest ids win with half the weight each. Gate 64 is past
         // where e^-x matters: expert e gives 64 * 1 * (e + 1), the shared one 64 * 0.5 * 1, times sigmoid(0).
         let weights = Experts {

@@ -1,6 +1,6 @@
 //! The contract of the dense operators: equal bytes where it says equal, derived bounds elsewhere.
 //!
-//! Linear layers, the head, norms and the embedding run on both backends. Without a GPU the CUDA cases show as ignored, with the reason.
+//! All but the gated activation runs on both backends. Without a GPU the CUDA cases show as ignored, with the reason.
 
 mod accuracy;
 mod approx;
@@ -11,7 +11,10 @@ mod calls;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(feature = "cuda")]
+mod device_experts;
+#[cfg(feature = "cuda")]
 mod device_layers;
+mod experts;
 mod golden;
 mod layers;
 mod literal;
@@ -76,13 +79,20 @@ fn main() {
     cpu!(suite, bite:
         one_product_rounded_before_it_is_added
         a_sum_whose_order_depends_on_the_rows
-        experts_added_in_order_of_arrival);
+        experts_added_in_order_of_arrival
+        the_last_of_equal_experts);
     both!(suite, layers::rows_are_single_rows);
     both!(suite, layers::odd_rows_keep_to_themselves);
     both!(suite, layers::epilogues_are_their_parts);
     both!(suite, layers::heads_choose_among_their_logits);
     both!(suite, layers::sums_are_within_their_bound);
     both!(suite, layers::no_rows_do_nothing);
+    both!(suite, experts::rows_are_single_rows);
+    both!(suite, experts::is_its_parts);
+    both!(suite, experts::ties_by_hand);
+    both!(suite, experts::others_do_not_matter);
+    both!(suite, experts::is_within_its_bound);
+    both!(suite, experts::no_rows_do_nothing);
     both!(suite, rows::rows_are_single_rows);
     both!(suite, rows::a_row_of_nan_keeps_to_itself);
     both!(suite, rows::fused_norms_are_their_parts);
@@ -111,6 +121,22 @@ fn main() {
     });
     gpu!(suite, "cuda::layers::layers_refuse_by_name", |device| {
         device_layers::layers_refuse_by_name(device)
+    });
+    gpu!(suite, "cuda::experts::grids_share_their_bits", |device| {
+        device_experts::grids_share_their_bits(device)
+    });
+    gpu!(suite, "cuda::experts::experts_replay", |device| device_experts::experts_replay(device));
+    gpu!(suite, "cuda::experts::experts_wait_for_a_slow_producer", |device| {
+        device_experts::experts_wait_for_a_slow_producer(device)
+    });
+    gpu!(suite, "cuda::experts::experts_share_a_workspace", |device| {
+        device_experts::experts_share_a_workspace(device)
+    });
+    gpu!(suite, "cuda::experts::experts_lie_far_apart", |device| {
+        device_experts::experts_lie_far_apart(device)
+    });
+    gpu!(suite, "cuda::experts::experts_refuse_by_name", |device| {
+        device_experts::experts_refuse_by_name(device)
     });
     suite.run()
 }

@@ -1,12 +1,19 @@
 //! The mixture of experts against its parts, and rows against each other.
 
 use crate::{Check, calls::*, calm, same};
-use kernels_core::{Activation, bf16, f16, ref_math};
+use kernels_core::{Activation, DType, bf16, f16, ref_math};
 use kernels_dense::*;
 use kernels_testkit::rng::Rng;
 
-pub(crate) const SMALL: MoeProblem =
-    MoeProblem { rows: 6, hidden: 24, experts: 5, top_k: 3, intermediate: 10, shared_intermediate: 14 };
+pub(crate) const SMALL: MoeProblem = MoeProblem {
+    rows: 6,
+    hidden: 24,
+    experts: 5,
+    top_k: 3,
+    intermediate: 10,
+    shared_intermediate: 14,
+    weights: DType::Bf16,
+};
 
 pub(crate) fn weights<W: Activation>(problem: &MoeProblem, seed: u64) -> Experts<W> {
     let MoeProblem { hidden: h, experts: e, intermediate: i, shared_intermediate: s, .. } = *problem;
@@ -56,7 +63,7 @@ pub(crate) fn moe_rows_do_not_know_of_each_other() {
 pub(crate) fn moe_is_its_parts() {
     fn check<A: Activation>() {
         let problem = SMALL;
-        let MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate } = problem;
+        let MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate, .. } = problem;
         let w = weights::<A>(&problem, 9);
         let mut rng = Rng::new(2);
         let (x, before): (Vec<A>, Vec<A>) =

@@ -1,7 +1,7 @@
 //! Random shapes: any split of a batch, any companions, any order.
 
 use crate::{bits::EPILOGUES, calls::*, calm, moe::weights, same};
-use kernels_core::{Activation, bf16};
+use kernels_core::{Activation, DType, bf16};
 use kernels_dense::*;
 use kernels_testkit::{rng::Rng, runner::Suite};
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ proptest! {
         (rows, at) in (2usize..=13).prop_flat_map(|rows| (Just(rows), 1..rows)),
         k in 1usize..=80,
         n in 1usize..=40,
-        epilogue in 0usize..3,
+        epilogue in 0usize..4,
         seed: u64,
     ) {
         calm(|| {
@@ -80,8 +80,15 @@ proptest! {
         seed: u64,
     ) {
         calm(|| {
-            let problem =
-                MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate };
+            let problem = MoeProblem {
+                rows,
+                hidden,
+                experts,
+                top_k,
+                intermediate,
+                shared_intermediate,
+                weights: DType::Bf16,
+            };
             let weights = weights::<bf16>(&problem, seed);
             let mut rng = Rng::new(seed ^ 1);
             let x: Vec<bf16> = rng.normals(rows * hidden, 1.0);

@@ -1,6 +1,6 @@
 //! Bad input is refused in words that name the argument and its value; nothing panics.
 
-use kernels_core::{Cpu, DeviceInfo, Error, Tensor, TensorMut, bf16};
+use kernels_core::{Cpu, DType, DeviceInfo, Error, Tensor, TensorMut, bf16};
 use kernels_dense::*;
 
 #[track_caller]
@@ -47,8 +47,15 @@ pub(crate) fn plans_refuse_sizes_by_name_and_value() {
         SiluMul::plan(SiluMulProblem { rows: 1, n: 0 }, &cpu),
         &format!("dense::silu_mul: n is 0; {range}"),
     );
-    let moe =
-        MoeProblem { rows: 1, hidden: 4, experts: 4, top_k: 5, intermediate: 4, shared_intermediate: 4 };
+    let moe = MoeProblem {
+        rows: 1,
+        hidden: 4,
+        experts: 4,
+        top_k: 5,
+        intermediate: 4,
+        shared_intermediate: 4,
+        weights: DType::Bf16,
+    };
     let want = "dense::moe: top_k is 5; it must be in 1..=4, the number of experts";
     refused(Moe::plan(moe, &cpu), want);
     let want = "dense::moe: top_k is 0; it must be in 1..=4, the number of experts";
@@ -60,12 +67,9 @@ pub(crate) fn plans_refuse_sizes_by_name_and_value() {
 }
 
 pub(crate) fn plans_for_a_device_say_that_there_are_no_kernels_yet() {
-    let moe =
-        MoeProblem { rows: 1, hidden: 8, experts: 4, top_k: 2, intermediate: 8, shared_intermediate: 8 };
     for device in [DeviceInfo::h200(), DeviceInfo::a100()] {
         let silu_mul = SiluMul::plan(SiluMulProblem { rows: 1, n: 8 }, &device);
         assert!(matches!(silu_mul, Err(Error::NotBuilt { op: "dense::silu_mul" })));
-        assert!(matches!(Moe::plan(moe, &device), Err(Error::NotBuilt { op: "dense::moe" })));
     }
 }
 
@@ -88,10 +92,27 @@ pub(crate) fn operands_are_checked_by_name() {
             out: TensorMut::of(&mut out, [2, 4]).with_strides(out_strides),
             x: Tensor::of(&x, x_dims).with_strides(x_strides),
             weight: Tensor::of(&weight, weight_dims),
+            gate: None,
             workspace: None,
         };
         op.run(&(), args)
     };
+    let gates = vec![0.0f32; 3];
+    let gated = |gate: Option<usize>| {
+        let mut out = vec![bf16::ZERO; 8];
+        let problem = LinearProblem { rows: 2, k: 3, n: 4, epilogue: Epilogue::SigmoidGate };
+        let args = LinearArgs::<Cpu> {
+            out: TensorMut::of(&mut out, [2, 4]),
+            x: Tensor::of(&x, [2, 3]),
+            weight: Tensor::of(&weight, [4, 3]),
+            gate: gate.map(|rows| Tensor::of(&gates, [rows])),
+            workspace: None,
+        };
+        Linear::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args)
+    };
+    refused(gated(None), "dense::linear: gate is none; this epilogue needs one");
+    refused(gated(Some(3)), "dense::linear: `gate` has shape [3], expected [2]");
+    gated(Some(2)).unwrap();
     let want = "dense::linear: `x` has shape [3, 2], expected [2, 3]";
     refused(run([3, 2], [2, 1], [8, 3], [4, 1]), want);
     let want = "dense::linear: `weight` has shape [4, 3], expected [8, 3]";
@@ -118,8 +139,15 @@ pub(crate) fn operands_are_checked_by_name() {
 }
 
 pub(crate) fn every_operand_of_the_mixture_is_checked() {
-    let problem =
-        MoeProblem { rows: 2, hidden: 3, experts: 4, top_k: 2, intermediate: 5, shared_intermediate: 6 };
+    let problem = MoeProblem {
+        rows: 2,
+        hidden: 3,
+        experts: 4,
+        top_k: 2,
+        intermediate: 5,
+        shared_intermediate: 6,
+        weights: DType::Bf16,
+    };
     let op = Moe::plan(problem, &DeviceInfo::cpu()).unwrap();
     let data = vec![bf16::ONE; 4 * 10 * 3];
     fn two(data: &Vec<bf16>, dims: [usize; 2]) -> Tensor<'_, Cpu, bf16, 2> {
@@ -148,6 +176,7 @@ pub(crate) fn every_operand_of_the_mixture_is_checked() {
             shared_gate_up: two(&data, [first("shared_gate_up", 12), 3]),
             shared_down: two(&data, [first("shared_down", 3), 6]),
             shared_gate: two(&data, [if wrong == "shared_gate" { 2 } else { 1 }, 3]),
+            workspace: None,
         };
         refused(op.run(&(), args), want);
     }

@@ -4,7 +4,7 @@ use crate::{
     operands::{Operands, check},
     page::{Table, tables},
 };
-use kernels_core::{Cpu, DeviceInfo, Result, bf16};
+use kernels_core::{Cpu, DType, DeviceInfo, Result, bf16};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Sizes that are all different, so that one axis cannot pass for another.
@@ -356,12 +356,13 @@ fn dense(checks: &mut Checks) {
     use kernels_dense::*;
     let device = DeviceInfo::cpu();
     let sizes = [("k", 6), ("n", 9), ("workspace", 0)];
-    for epilogue in [Epilogue::Store, Epilogue::AddTo, Epilogue::SiluMul] {
+    for epilogue in [Epilogue::Store, Epilogue::AddTo, Epilogue::SiluMul, Epilogue::SigmoidGate] {
         let problem = LinearProblem { rows: 23, k: 6, n: 9, epilogue };
         let sizes = [&sizes[..], &[("weight_rows", problem.weight_rows())]].concat();
         checks.op("kernels_dense::LinearArgs", &sizes, |o| {
             let (x, weight, workspace) = (o.read("x"), o.read("weight"), Some(o.write("workspace")));
-            let args = LinearArgs { out: o.write("out"), x, weight, workspace };
+            let gate = Some(o.read("gate"));
+            let args = LinearArgs { out: o.write("out"), x, weight, gate, workspace };
             Linear::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
         });
     }
@@ -402,8 +403,14 @@ fn dense(checks: &mut Checks) {
         let args = EmbedArgs { out: o.write("out"), ids: o.read("ids"), table: o.read("table") };
         Embed::plan(EmbedProblem { rows: 23, n: 9, vocab: 33 }, &device)?.run::<Cpu, bf16, f32>(&(), args)
     });
-    let sizes =
-        [("hidden", 8), ("experts", 6), ("top_k", 2), ("intermediate", 5), ("shared_intermediate", 4)];
+    let sizes = [
+        ("hidden", 8),
+        ("experts", 6),
+        ("top_k", 2),
+        ("intermediate", 5),
+        ("shared_intermediate", 4),
+        ("workspace", 0),
+    ];
     checks.op("kernels_dense::MoeArgs", &sizes, |o| {
         let args = MoeArgs {
             out: o.write("out"),
@@ -415,9 +422,17 @@ fn dense(checks: &mut Checks) {
             shared_gate_up: o.read("shared_gate_up"),
             shared_down: o.read("shared_down"),
             shared_gate: o.read("shared_gate"),
+            workspace: Some(o.write("workspace")),
         };
-        let problem =
-            MoeProblem { rows: 23, hidden: 8, experts: 6, top_k: 2, intermediate: 5, shared_intermediate: 4 };
+        let problem = MoeProblem {
+            rows: 23,
+            hidden: 8,
+            experts: 6,
+            top_k: 2,
+            intermediate: 5,
+            shared_intermediate: 4,
+            weights: DType::F32,
+        };
         Moe::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
     });
 }

@@ -1,0 +1,234 @@
+// Where rows go: logits of the router, the route of each row, and the list of who goes to which expert.
+#pragma once
+
+#include "lockstep/flags.cuh"
+#include "products.cuh"
+
+namespace lockstep::dense {
+
+// The router's rows, and behind them that of the shared expert's gate. A block has one segment of k: sums of 512
+// products are soon there, and whoever needs a logit adds its segments.
+struct RouterRows {
+  static constexpr bool kRagged = false;
+  Layer layer;
+  const __nv_bfloat16* shared_gate;
+  int first_feature, first_column, columns;
+
+  __device__ __forceinline__ const __nv_bfloat16* weight(int feature, bool) const {
+    const int last = layer.valid - 1;
+    return feature < last ? layer.weight + feature * layer.weight_stride : feature == last ? shared_gate : nullptr;
+  }
+  __device__ __forceinline__ const __nv_bfloat16* x(int column) const {
+    return layer.x + (first_column + column) * layer.x_stride;
+  }
+  __device__ __forceinline__ int out(int column) const { return first_column + column; }
+};
+
+constexpr int kRouterWarps = 2;
+constexpr int kRouterStages = 8;
+
+template <int kN>
+__global__ void __launch_bounds__(32 * kRouterWarps) router(const Layer layer, const __nv_bfloat16* shared_gate) {
+  using P = Products<kN, Kind::Head, kRouterWarps, kRouterStages, RouterRows>;
+  extern __shared__ uint4 bytes[];
+  const int segment = blockIdx.z, begin = segment * layer.segment_steps;
+  RouterRows operands = {layer, shared_gate};
+  operands.layer.logits += segment * (layer.rows * layer.out_stride);
+  operands.first_feature = blockIdx.x * P::T::kFeatures;
+  operands.first_column = blockIdx.y * kN;
+  operands.columns = min(kN, layer.rows - operands.first_column);
+  const P products(operands, reinterpret_cast<typename P::Stage*>(bytes), begin,
+                   min(layer.steps, begin + layer.segment_steps));
+  products.bring_first_weights();
+  pdl::wait();
+  pdl::launch_dependents();
+  typename P::Sums sums = {};
+  products.run(sums);
+  Best best[kN / 8];
+  products.finish(sums, best);
+}
+
+constexpr int kRouteWarps = 8;
+constexpr int kRouteThreads = 32 * kRouteWarps;
+constexpr int kExpertsOfThread = LS_DENSE_MOE_MAX_EXPERTS / kRouteThreads;
+static_assert(kExpertsOfThread * kRouteThreads == LS_DENSE_MOE_MAX_EXPERTS);
+static_assert(LS_DENSE_MOE_MAX_EXPERTS <= 1 << 16 && LS_DENSE_MOE_MAX_PAIRS < 1 << 16, "16 bits hold a number of either");
+
+// Rows of one expert that are computed together.
+struct Group {
+  int32_t expert, first, count, nothing;  // members first to first + count; none of a group that is not needed
+};
+
+struct Routing {
+  const float* logits;  // [segments, rows, width]
+  float* weights;       // [rows, top_k + 1]
+  int32_t* chosen;      // [rows, top_k]
+  int32_t* members;     // [rows * top_k], pairs by expert
+  Group* groups;        // [group_count]
+  int32_t* routes;      // null where nobody asks
+  uint32_t* arrived;
+  int64_t routes_stride;
+  int32_t rows, experts, width, segments, top_k, columns, group_count;
+};
+
+// Below every probability, and below kLost.
+constexpr float kTaken = -2.0f;
+// What a NaN counts as: a row with NaN still goes to top_k different experts.
+constexpr float kLost = -1.0f;
+
+// One warp, one row. A lane has every 32nd expert, as the CPU's softmax has.
+struct RouteOfRow {
+  const Routing& r;
+  float* const p;  // [experts], of this warp
+  const int row, lane;
+
+  __device__ __forceinline__ float logit(int feature) const {
+    const int64_t of_segment = int64_t(r.rows) * r.width;
+    const float* at = r.logits + int64_t(row) * r.width + feature;
+    float sum = *at;
+    for (int segment = 1; segment < r.segments; ++segment) sum = __fadd_rn(sum, *(at += of_segment));
+    return sum;
+  }
+
+  __device__ __forceinline__ void softmax() const {
+    float max = -__int_as_float(0x7f800000);
+    for (int i = lane; i < r.experts; i += 32) {
+      const float l = p[i] = logit(i);
+      max = l > max ? l : max;
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const float other = __shfl_xor_sync(0xffffffffu, max, distance);
+      max = other > max ? other : max;
+    }
+    float total = 0.0f;
+    for (int i = lane; i < r.experts; i += 32) total = __fadd_rn(total, p[i] = exp(__fadd_rn(p[i], -max)));
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, distance));
+    }
+    for (int i = lane; i < r.experts; i += 32) p[i] = __fdiv_rn(p[i], total);
+  }
+
+  // The most probable expert that is not taken; of equals the smallest id.
+  __device__ __forceinline__ Best take() const {
+    Best best = nobody();
+    for (int i = lane; i < r.experts; i += 32) improve(best, p[i] != p[i] ? kLost : p[i], i);
+    improve_across<1, 16>(best);
+    if (best.id % 32 == lane) p[best.id] = kTaken;
+    return best;
+  }
+
+  __device__ __forceinline__ void run() const {
+    softmax();
+    Best own = {};  // of rank `lane`
+    float total = 0.0f;
+    for (int rank = 0; rank < r.top_k; ++rank) {
+      Best best = take();
+      if (best.value == kLost) best.value = __int_as_float(0x7fffffff);
+      total = __fadd_rn(total, best.value);
+      if (rank == lane) own = best;
+    }
+    float* const weights = r.weights + int64_t(row) * (r.top_k + 1);
+    if (lane < r.top_k) {
+      weights[lane] = __fdiv_rn(own.value, total);
+      r.chosen[row * r.top_k + lane] = own.id;
+      if (r.routes != nullptr) r.routes[row * r.routes_stride + lane] = own.id;
+    }
+    if (lane == 0) weights[r.top_k] = sigmoid(logit(r.experts));
+  }
+};
+
+// Of the block that is done last: pairs (row, rank) by expert, in ascending order, and cut into groups.
+struct List {
+  const Routing& r;
+  uint16_t* const ids;       // [pairs]
+  int32_t* const counts;     // [experts], then where each one's members go
+  uint32_t* const of_warps;  // [kRouteWarps]
+
+  __device__ __forceinline__ void run() const {
+    const int pairs = r.rows * r.top_k, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int i = threadIdx.x; i < r.experts; i += kRouteThreads) counts[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < pairs; i += kRouteThreads) {
+      const int id = __ldcg(r.chosen + i);  // of any block
+      ids[i] = uint16_t(id);
+      atomicAdd(counts + id, 1);
+    }
+    __syncthreads();
+    // Members before an expert in the high half, groups before it in the low one.
+    int own[kExpertsOfThread];
+    uint32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kExpertsOfThread; ++i) {
+      const int expert = threadIdx.x * kExpertsOfThread + i;
+      own[i] = expert < r.experts ? counts[expert] : 0;
+      sum += uint32_t(own[i]) << 16 | uint32_t(ceil_div(own[i], r.columns));
+    }
+    uint32_t before = sum;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const uint32_t other = __shfl_up_sync(0xffffffffu, before, distance);
+      if (lane >= distance) before += other;
+    }
+    if (lane == 31) of_warps[warp] = before;
+    before -= sum;
+    __syncthreads();
+    uint32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < kRouteWarps; ++i) {
+      if (i == warp) before += all;
+      all += of_warps[i];
+    }
+    int first = before >> 16, group = before & 0xffff;
+#pragma unroll
+    for (int i = 0; i < kExpertsOfThread; ++i) {
+      const int expert = threadIdx.x * kExpertsOfThread + i;
+      if (expert < r.experts) counts[expert] = first;
+      for (int done = 0; done < own[i]; done += r.columns, ++group) {
+        r.groups[group] = {expert, first + done, min(r.columns, own[i] - done), 0};
+      }
+      first += own[i];
+    }
+    for (int i = (all & 0xffff) + threadIdx.x; i < r.group_count; i += kRouteThreads) r.groups[i] = {};
+    __syncthreads();
+    if (warp == 0) place(pairs, lane);
+  }
+
+  __device__ __forceinline__ void place(int pairs, int lane) const {
+    for (int first = 0; first < pairs; first += 32) {
+      const int pair = first + lane;
+      const bool live = pair < pairs;
+      const int id = live ? ids[pair] : -1;
+      const uint32_t same = __match_any_sync(0xffffffffu, id);
+      if (live) r.members[counts[id] + __popc(same & ((1u << lane) - 1))] = pair;
+      __syncwarp();
+      if (live && lane == __ffs(same) - 1) counts[id] += __popc(same);
+      __syncwarp();
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kRouteThreads) route(const Routing routing) {
+  // First the probabilities, then the pairs' experts.
+  __shared__ float bytes[kRouteWarps * LS_DENSE_MOE_MAX_EXPERTS];
+  __shared__ int32_t counts[LS_DENSE_MOE_MAX_EXPERTS];
+  __shared__ uint32_t of_warps[kRouteWarps];
+  __shared__ bool last;
+  static_assert(sizeof(uint16_t) * LS_DENSE_MOE_MAX_PAIRS <= sizeof bytes);
+  const int warp = threadIdx.x / 32, row = blockIdx.x * kRouteWarps + warp;
+  pdl::wait();
+  pdl::launch_dependents();
+  if (row < routing.rows) {
+    RouteOfRow{routing, bytes + warp * LS_DENSE_MOE_MAX_EXPERTS, row, int(threadIdx.x % 32)}.run();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = add_acquire_release(routing.arrived, 1) == gridDim.x - 1;
+    if (last) *routing.arrived = 0;
+  }
+  __syncthreads();
+  if (last) List{routing, reinterpret_cast<uint16_t*>(bytes), counts, of_warps}.run();
+}
+
+}  // namespace lockstep::dense

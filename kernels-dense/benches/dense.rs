@@ -1,7 +1,8 @@
 //! The linear layers, the head and the experts at the shapes of real models; norms: norms.rs.
 //!
-//! Ids: `dense/OP/MODEL/NAME/rROWS`, `dense/moe/MODEL/rROWS`. Bytes are what must move at least once. On a GPU every call has a weight of its
-//! own, more in all than the L2 cache holds; the CPU backend is timed on weights that fit a laptop.
+//! Ids: `dense/OP/MODEL/NAME/rROWS`, `dense/moe/MODEL/rROWS`. Bytes are what must move at least once. On a GPU every
+//! call has a weight of its own, more in all than the L2 cache holds, and cublasLt multiplies the same operands in the
+//! same run (`dense/cublaslt/…`) where the library is there; the CPU backend is timed on weights that fit a laptop.
 
 use kernels_core::{Cpu, DType, DeviceInfo, Tensor, TensorMut, bf16};
 use kernels_dense::{
@@ -128,6 +129,7 @@ fn moe(bench: &mut Bench, rows: usize) {
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
+    use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig, sys::is_culib_present};
     use kernels_core::{Backend, Cuda};
     use kernels_testkit::timing::copies;
 
@@ -175,6 +177,7 @@ mod cuda {
             for shape in shapes {
                 for rows in [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 1024] {
                     linear(bench, model, *shape, rows, false);
+                    cublaslt(bench, model, *shape, rows);
                 }
                 for rows in [1, 4, 32] {
                     linear(bench, model, *shape, rows, true);
@@ -329,6 +332,54 @@ mod cuda {
                 workspace: Some(TensorMut::of(workspace, [op.workspace_bytes()])),
             };
             op.run(&queue, args)
+        });
+    }
+
+    /// The peer, on operands like those of [`linear`]: the library's first choice for the shape and the row count.
+    fn cublaslt(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: usize) {
+        // SAFETY: it loads the library, whose initialisers have no requirements.
+        if epilogue != Epilogue::Store || !unsafe { is_culib_present() } {
+            return;
+        }
+        let device = bench.device().expect("there is one");
+        let queue = device.queue.clone();
+        let bytes = 2 * (n * k + rows * k + rows * n);
+        let copies = if bytes > 2 * device.info.l2_bytes { 2 } else { copies(device, bytes) };
+        // By columns, as the library has it: out = weight^T x, where out is n by rows.
+        let config = MatmulConfig {
+            transa: true,
+            transb: false,
+            transc: false,
+            m: n as u64,
+            n: rows as u64,
+            k: k as u64,
+            alpha: 1.0,
+            lda: k as i64,
+            ldb: k as i64,
+            beta: 0.0,
+            ldc: n as i64,
+            stride_a: None,
+            stride_b: None,
+            stride_c: None,
+            stride_bias: None,
+            batch_size: None,
+        };
+        let mut prepared = None;
+        bench.cuda(&format!("dense/cublaslt/{model}/{name}/r{rows}"), bytes as u64, copies, |copy| {
+            let (library, x, weight, out) = prepared.get_or_insert_with(|| {
+                (
+                    CudaBlasLT::new(queue.clone()).expect("a handle"),
+                    random(&queue, rows * k),
+                    random(&queue, copies * n * k),
+                    random(&queue, rows * n),
+                )
+            });
+            let first = copy * n * k;
+            let weight = Cuda::slice(&Cuda::view(weight), first..first + n * k);
+            // SAFETY: the sizes are those of the operands.
+            let done = unsafe { library.matmul(config, &weight, &Cuda::view(x), out, None, None) };
+            done.unwrap_or_else(|e| panic!("cublasLt: {n} x {k} on {rows} rows: {e:?}"));
+            Ok(())
         });
     }
 

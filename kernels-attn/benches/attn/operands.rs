@@ -51,6 +51,8 @@ pub(crate) struct Operands<B: Backend> {
     faults: B::Memory<u64>,
     work: B::Memory<i32>,
     workspace: B::Memory<u8>,
+    /// Words and bytes of the two; memory on a GPU is never empty.
+    sizes: (usize, usize),
 }
 
 /// Random numbers: a few hundred thousand, repeated. The time depends on their not being zero, not on more.
@@ -73,7 +75,7 @@ impl<B: AttnBackend> Operands<B> {
         problem: Problem,
         shape: Shape,
         copies: usize,
-        (work, workspace): (usize, usize),
+        sizes: (usize, usize),
         pool: Option<B::Memory<bf16>>,
     ) -> Self {
         let p = problem;
@@ -97,8 +99,9 @@ impl<B: AttnBackend> Operands<B> {
             start: integers(vec![(shape.context - shape.rows) as i32; p.sequences]),
             offsets: integers((0..=p.sequences).map(|i| (i * shape.rows) as i32).collect()),
             faults: B::zeros(queue, p.slots + 1).expect("a few numbers"),
-            work: B::zeros(queue, work).expect("it fits"),
-            workspace: B::zeros(queue, workspace).expect("it fits"),
+            work: B::zeros(queue, sizes.0).expect("it fits"),
+            workspace: B::zeros(queue, sizes.1).expect("it fits"),
+            sizes,
         }
     }
 
@@ -110,7 +113,7 @@ impl<B: AttnBackend> Operands<B> {
 
     /// Lends the operands of a list.
     pub(crate) fn list(&mut self, run: impl FnOnce(WorkArgs<'_, B>) -> Result<()>) -> Result<()> {
-        let (p, words) = (&self.problem, B::len(&self.work));
+        let (p, (words, _)) = (&self.problem, self.sizes);
         run(WorkArgs {
             work: TensorMut::of(&mut self.work, [words]),
             faults: TensorMut::of(&mut self.faults, [p.slots + 1]),
@@ -124,7 +127,7 @@ impl<B: AttnBackend> Operands<B> {
         let (p, copy) = (&self.problem, call % self.copies);
         let part = |len: usize| copy * len..(copy + 1) * len;
         let (dims, width) = ([p.rows, p.q_heads, p.head_dim], p.rows * p.q_heads * p.head_dim);
-        let (words, bytes) = (B::len(&self.work), B::len(&self.workspace));
+        let (words, bytes) = self.sizes;
         let mut out = B::view_mut(&mut self.out);
         let queries = || B::slice(&B::view(&self.q), part(width));
         run(Args {

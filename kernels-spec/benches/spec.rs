@@ -4,8 +4,9 @@
 //! (row list, choice, settle: each launch may begin before the last one ended), `spec/inputs/..` the row list alone, which
 //! a round has before its forward pass; `spec/carry/..` hidden rows to the draft; `spec/vectors/..` other shares of a row
 //! per block; `spec/draw_draft_RULES/..` drafts with their probabilities, `spec/rejection_RULES/..` the chain alone and
-//! `spec/round_rejection_RULES/..` in a round, its drafts of a flat distribution: most of them are turned down at once. On a GPU every call has logits of its own, more in all than the L2 cache holds. Without a GPU the CPU
-//! backend is timed on a few shapes.
+//! `spec/round_rejection_RULES/..` in a round, its drafts of a flat distribution: most of them are turned down at once. On a
+//! GPU every call has logits of its own, more in all than the L2 cache holds. Without a GPU the CPU backend is timed on a
+//! few shapes.
 
 use kernels_core::{Cpu, DeviceInfo, Result, Tensor, TensorMut, bf16};
 use kernels_spec::*;
@@ -28,6 +29,7 @@ fn settings() -> Vec<(&'static str, SamplingParams)> {
     ]
 }
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // whole rounds are timed on a GPU only
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
     Argmax,

@@ -67,6 +67,8 @@ fn tests_and_planted_faults_exist() {
         "reported-faults.md",
         "kernels/gdn-verify.md",
         "kernels/attn-verify.md",
+        "kernels/row-invariant-linear.md",
+        "kernels/coupled-sampling.md",
     ];
     for (path, text) in articles().iter().filter(|(path, _)| checked.iter().any(|name| path.ends_with(name)))
     {

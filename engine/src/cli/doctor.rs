@@ -1,15 +1,15 @@
 //! `lockstep doctor`: is the draft head weak, or is its wiring wrong?
 
-use super::Dtype;
+use super::device::{Job, On};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use engine::{
     doctor::{self, Options, Rate, Report, Wiring},
-    model::{self, Context},
+    model::{self, Context, EngineBackend},
     text::Tokenizer,
     weights::{self, Checkpoint, MtpFrom},
 };
-use kernels_core::{Activation, Cpu, DeviceInfo};
+use kernels_core::Activation;
 use std::{
     io::Write,
     path::{Path, PathBuf},
@@ -22,9 +22,8 @@ pub(crate) struct Doctor {
     /// Checkpoint directory [default: the embedded tiny-qwen35-mtp]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Activation type; weights are rounded or widened to it
-    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
-    dtype: Dtype,
+    #[command(flatten)]
+    on: On,
     /// Take the MTP head from this safetensors file or directory instead of the checkpoint
     #[arg(long, value_name = "PATH")]
     mtp: Option<PathBuf>,
@@ -51,10 +50,7 @@ const PIECE: usize = 48;
 impl Doctor {
     /// Success, or failure where something is wired wrongly.
     pub(crate) fn run(&self) -> Result<ExitCode> {
-        let report = match self.dtype {
-            Dtype::Bf16 => self.examine::<kernels_core::bf16>()?,
-            Dtype::F32 => self.examine::<f32>()?,
-        };
+        let report = self.on.run(self)?;
         let mut out = std::io::stdout().lock();
         if self.json {
             writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
@@ -63,8 +59,12 @@ impl Doctor {
         }
         Ok(if report.verdict.is_fault() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
+}
 
-    fn examine<A: Activation>(&self) -> Result<Report> {
+impl Job for &Doctor {
+    type Output = Report;
+
+    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Report> {
         if self.tokens == 0 {
             bail!("--tokens is 0; the target has to write something for the head to guess");
         }
@@ -86,8 +86,7 @@ impl Doctor {
             None => doctor::prompts().iter().map(|p| tokenizer.encode(p)).collect::<Result<_, _>>()?,
         };
         prompts.truncate(self.prompts);
-        let context = Context { queue: (), device: DeviceInfo::cpu() };
-        let model = model::build::<Cpu, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
+        let model = model::build::<B, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
         drop(checkpoint);
         let options = Options { drafts: self.draft, tokens: self.tokens };
         Ok(doctor::examine(context, model, &prompts, &options)?)

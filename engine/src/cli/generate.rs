@@ -1,7 +1,8 @@
 //! `lockstep generate`: text from prompts, as it is decoded.
 
 use super::{
-    Dtype, ModelArgs,
+    ModelArgs,
+    device::Job,
     reply::Reply,
     requests::{Maker, SamplingArgs, TextRequest, check_stops},
 };
@@ -10,12 +11,12 @@ use clap::{Args, ValueEnum};
 use engine::{
     End, Engine, Finish, Options, Request, RequestId,
     draft::{DraftLength, Drafter, Mtp, Plain},
-    model::{self, Context},
+    model::{self, Context, EngineBackend},
     stats::{Stats, Times},
     text::{Message, Tokenizer},
     weights::{self, Checkpoint, MtpFrom},
 };
-use kernels_core::{Activation, Cpu, DeviceInfo, bf16};
+use kernels_core::Activation;
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -85,63 +86,7 @@ enum StatsFormat {
 
 impl Generate {
     pub(crate) fn run(&self) -> Result<()> {
-        match self.model.dtype {
-            Dtype::Bf16 => self.run_in::<bf16>(),
-            Dtype::F32 => self.run_in::<f32>(),
-        }
-    }
-
-    fn run_in<A: Activation>(&self) -> Result<()> {
-        let dir = self.model.dir()?;
-        let plain = self.draft == Some(0) || self.drafter == Some(DrafterName::None);
-        if self.drafter == Some(DrafterName::None) && self.draft.is_some_and(|k| k > 0) {
-            bail!(
-                "--drafter none proposes nothing, but --draft asks for {}; drop one of them",
-                self.draft.unwrap_or(0)
-            );
-        }
-        let started = Instant::now();
-        let from = match &self.mtp {
-            _ if plain => MtpFrom::Nowhere,
-            Some(path) => MtpFrom::Path(path.clone()),
-            None => MtpFrom::Checkpoint,
-        };
-        let checkpoint = Checkpoint::open_with(&dir, &weights::Options { mtp: from })?;
-        let asked = self.draft.is_some_and(|k| k > 0) || self.drafter == Some(DrafterName::Mtp);
-        if asked && !plain {
-            checkpoint.require_mtp()?;
-        }
-        let checkpoint = with_progress(checkpoint);
-        eprintln!("{}", checkpoint.verdict());
-
-        let tokenizer = Tokenizer::open(&dir)?;
-        tokenizer.check(checkpoint.config())?;
-        let requests = self.requests(&checkpoint, &tokenizer)?;
-        let has_head = checkpoint.mtp().is_some();
-        let drafts = self.draft.unwrap_or(2);
-        let drafts = if has_head && !plain { drafts } else { 0 };
-        let most = requests.iter().filter_map(|r| r.request.drafts).max().unwrap_or(0).max(drafts);
-        if most > 0 && !has_head {
-            checkpoint.require_mtp().context("a request asks for drafts")?;
-        }
-        let use_head = most > 0;
-        let mut model_args = self.model.clone();
-        // Slots that nobody will use would only cost memory.
-        model_args.slots = model_args.slots.min(requests.len());
-        let limits = model_args.limits(checkpoint.config(), most, use_head)?;
-        let drafter: Box<dyn Drafter<Cpu, A>> = if use_head { Box::new(Mtp) } else { Box::new(Plain) };
-
-        let context = Context { queue: (), device: DeviceInfo::cpu() };
-        let model = model::build::<Cpu, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
-        drop(checkpoint);
-        let options = Options { limits, drafts: DraftLength::Fixed(drafts) };
-        let mut engine = Engine::new(context, model, options, drafter)?;
-        let loaded = started.elapsed().as_secs_f64();
-        if self.requests.is_some() {
-            self.batch(&mut engine, &tokenizer, requests, loaded)
-        } else {
-            self.stream(&mut engine, &tokenizer, requests, loaded)
-        }
+        self.model.on.run(self)
     }
 
     fn requests(&self, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Vec<TextRequest>> {
@@ -182,9 +127,9 @@ impl Generate {
     }
 
     /// One request: text as it comes.
-    fn stream<A: Activation>(
+    fn stream<B: EngineBackend, A: Activation>(
         &self,
-        engine: &mut Engine<Cpu, A>,
+        engine: &mut Engine<B, A>,
         tokenizer: &Tokenizer,
         requests: Vec<TextRequest>,
         loaded: f64,
@@ -207,9 +152,9 @@ impl Generate {
     }
 
     /// Many requests: one line of JSON for each, when it is done, in the order of the file.
-    fn batch<A: Activation>(
+    fn batch<B: EngineBackend, A: Activation>(
         &self,
-        engine: &mut Engine<Cpu, A>,
+        engine: &mut Engine<B, A>,
         tokenizer: &Tokenizer,
         requests: Vec<TextRequest>,
         loaded: f64,
@@ -290,6 +235,62 @@ impl Generate {
     }
 }
 
+impl Job for &Generate {
+    type Output = ();
+
+    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<()> {
+        let dir = self.model.dir()?;
+        let plain = self.draft == Some(0) || self.drafter == Some(DrafterName::None);
+        if self.drafter == Some(DrafterName::None) && self.draft.is_some_and(|k| k > 0) {
+            bail!(
+                "--drafter none proposes nothing, but --draft asks for {}; drop one of them",
+                self.draft.unwrap_or(0)
+            );
+        }
+        let started = Instant::now();
+        let from = match &self.mtp {
+            _ if plain => MtpFrom::Nowhere,
+            Some(path) => MtpFrom::Path(path.clone()),
+            None => MtpFrom::Checkpoint,
+        };
+        let checkpoint = Checkpoint::open_with(&dir, &weights::Options { mtp: from })?;
+        let asked = self.draft.is_some_and(|k| k > 0) || self.drafter == Some(DrafterName::Mtp);
+        if asked && !plain {
+            checkpoint.require_mtp()?;
+        }
+        let checkpoint = with_progress(checkpoint);
+        eprintln!("{}", checkpoint.verdict());
+
+        let tokenizer = Tokenizer::open(&dir)?;
+        tokenizer.check(checkpoint.config())?;
+        let requests = self.requests(&checkpoint, &tokenizer)?;
+        let has_head = checkpoint.mtp().is_some();
+        let drafts = self.draft.unwrap_or(2);
+        let drafts = if has_head && !plain { drafts } else { 0 };
+        let most = requests.iter().filter_map(|r| r.request.drafts).max().unwrap_or(0).max(drafts);
+        if most > 0 && !has_head {
+            checkpoint.require_mtp().context("a request asks for drafts")?;
+        }
+        let use_head = most > 0;
+        let mut model_args = self.model.clone();
+        // Slots that nobody will use would only cost memory.
+        model_args.slots = model_args.slots.min(requests.len());
+        let limits = model_args.limits(checkpoint.config(), most, use_head)?;
+        let drafter: Box<dyn Drafter<B, A>> = if use_head { Box::new(Mtp) } else { Box::new(Plain) };
+
+        let model = model::build::<B, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
+        drop(checkpoint);
+        let options = Options { limits, drafts: DraftLength::Fixed(drafts) };
+        let mut engine = Engine::new(context, model, options, drafter)?;
+        let loaded = started.elapsed().as_secs_f64();
+        if self.requests.is_some() {
+            self.batch(&mut engine, &tokenizer, requests, loaded)
+        } else {
+            self.stream(&mut engine, &tokenizer, requests, loaded)
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct ReplyLine<'a> {
     index: usize,
@@ -325,8 +326,8 @@ fn finish_name(finish: Finish, stopped: bool) -> &'static str {
 
 /// Runs all requests; `report` gets each one's index, new text, and at its end how it ended and whether by
 /// a stop text. Returns the counts of all.
-fn serve<A: Activation>(
-    engine: &mut Engine<Cpu, A>,
+fn serve<B: EngineBackend, A: Activation>(
+    engine: &mut Engine<B, A>,
     tokenizer: &Tokenizer,
     requests: Vec<TextRequest>,
     mut report: impl FnMut(usize, &str, Option<(&End, bool)>) -> Result<()>,

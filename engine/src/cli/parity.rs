@@ -1,15 +1,15 @@
 //! `lockstep parity`: the proof, on this machine.
 
-use super::Dtype;
+use super::device::{Job, On};
 use anyhow::{Result, bail};
 use clap::Args;
 use engine::{
-    model::{self, Context},
+    model::{self, Context, EngineBackend},
     parity::{self, Plan, Proposer, Report},
     text::Tokenizer,
     weights::Checkpoint,
 };
-use kernels_core::{Activation, Cpu, DeviceInfo, bf16};
+use kernels_core::Activation;
 use std::{
     io::{IsTerminal, Write},
     path::PathBuf,
@@ -22,9 +22,8 @@ pub(crate) struct Parity {
     /// Checkpoint directory [default: the embedded tiny-qwen35-mtp]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Activation type; weights are rounded or widened to it
-    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
-    dtype: Dtype,
+    #[command(flatten)]
+    on: On,
     /// Every value of every option at least once: a minute or less
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -42,10 +41,7 @@ pub(crate) struct Parity {
 impl Parity {
     /// Success, or failure where anything differs or a row proves nothing.
     pub(crate) fn run(&self) -> Result<ExitCode> {
-        let report = match self.dtype {
-            Dtype::Bf16 => self.compare::<bf16>()?,
-            Dtype::F32 => self.compare::<f32>()?,
-        };
+        let report = self.on.run(self)?;
         let mut out = std::io::stdout().lock();
         if self.json {
             serde_json::to_writer_pretty(&mut out, &report)?;
@@ -55,8 +51,12 @@ impl Parity {
         }
         Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+}
 
-    fn compare<A: Activation>(&self) -> Result<Report> {
+impl Job for &Parity {
+    type Output = Report;
+
+    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Report> {
         let mut plan = match (self.quick, self.full) {
             (true, _) => Plan::quick(),
             (_, true) => Plan::full(),
@@ -83,8 +83,7 @@ impl Parity {
         }
         let tokenizer = Tokenizer::open(&dir)?;
         tokenizer.check(checkpoint.config())?;
-        let context = Context { queue: (), device: DeviceInfo::cpu() };
-        let model = model::build::<Cpu, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
+        let model = model::build::<B, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
         drop(checkpoint);
         let progress = Progress::new();
         Ok(parity::run(context, model, &tokenizer, &plan, |what, done, of| progress.show(what, done, of))?)

@@ -126,7 +126,7 @@ impl<'m, B: EngineBackend, A: Activation> Head<'m, B, A> {
             .collect();
         B::write(on, &mut self.scratch.picked, 0, &last.concat())?;
         let picked = Tensor::of(&self.scratch.picked, [last.len(), width]);
-        self.model.logits(self.cx, picked, &mut self.scratch.logits)?;
+        self.model.logits(self.cx, picked, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
         let vocab = self.model.config().vocab;
         let logits = B::read(on, &self.scratch.logits, 0..last.len() * vocab)?;
         let say = |(hidden, logits): (&&[A], &[f32])| {
@@ -163,7 +163,8 @@ impl<'m, B: EngineBackend, A: Activation> Head<'m, B, A> {
         };
         ConcatNorm::plan(NormProblem { rows, n, eps }, &cx.device)?.run(&cx.queue, args)?;
         let concat = Tensor::of(&scratch.concat, [rows, 2 * n]);
-        linear(cx, TensorMut::of(&mut scratch.residual, [rows, n]), concat, &mtp.fc, Epilogue::Store)?;
+        let residual = TensorMut::of(&mut scratch.residual, [rows, n]);
+        linear(cx, &mut scratch.workspaces, residual, concat, &mtp.fc, Epilogue::Store)?;
 
         let layer = &mtp.layer;
         let Mixer::Attention(weights) = &layer.mixer else {

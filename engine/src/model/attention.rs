@@ -6,7 +6,7 @@ use crate::{
     cache::{Pool, Shared},
     model::Kind,
 };
-use kernels_attn::{Append, AppendArgs, AppendProblem, Args, Prefill, Problem, Verify};
+use kernels_attn::{Append, AppendArgs, AppendProblem, Args, Prefill, Problem, Verify, Work, WorkArgs};
 use kernels_core::{Activation, Tensor, TensorMut};
 use kernels_dense::Epilogue;
 
@@ -30,6 +30,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let normed = Tensor::of(&scratch.normed, [rows, c.hidden]);
         linear(
             cx,
+            &mut scratch.workspaces,
             TensorMut::of(&mut scratch.projected, [rows, width]),
             normed,
             &weights.qkv,
@@ -68,21 +69,10 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                 rows: pass.index.reborrow(),
             },
         )?;
-        let problem = Problem {
-            sequences: pass.sequences,
-            rows,
-            max_rows: pass.max_rows,
-            q_heads: c.heads,
-            kv_heads: c.kv_heads,
-            head_dim: d,
-            slots: shared.slots,
-            max_pages: shared.max_pages,
-            pages: pool.view().pages,
-            page_rows: pool.view().page_rows,
-            first_key,
-            window: None,
-        };
-        let args = Args {
+        let problem = self.attention_problem(pass, first_key, pool, shared);
+        let on = &cx.queue;
+        let workspaces = &mut scratch.workspaces;
+        let mut args = Args {
             out: TensorMut::of(&mut scratch.mixed, [rows, c.heads, d]),
             faults: TensorMut::of(&mut shared.table.faults, [shared.slots + 1]),
             q: Tensor::of(&scratch.queries, [rows, c.heads, d]),
@@ -94,12 +84,69 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             workspace: None,
         };
         match pass.kind {
-            Kind::Decode => Verify::plan(problem, &cx.device)?.run(&cx.queue, args)?,
-            Kind::Prefill => Prefill::plan(problem, &cx.device)?.run(&cx.queue, args)?,
+            Kind::Decode => {
+                let op = Verify::plan(problem, &cx.device)?;
+                args.work = workspaces.work.left(Work::plan(problem, &cx.device)?.len());
+                args.workspace = workspaces.other.lend(on, op.workspace_bytes())?;
+                op.run(on, args)?;
+            }
+            Kind::Prefill => {
+                let op = Prefill::plan(problem, &cx.device)?;
+                args.workspace = workspaces.other.lend(on, op.workspace_bytes())?;
+                op.run(on, args)?;
+            }
         }
         let mixed = Tensor::of(&scratch.mixed, [rows, c.heads * d]);
         let residual = TensorMut::of(&mut scratch.residual, [rows, c.hidden]);
-        linear(cx, residual, mixed, &weights.out, Epilogue::AddTo)
+        linear(cx, &mut scratch.workspaces, residual, mixed, &weights.out, Epilogue::AddTo)
+    }
+
+    /// Lists what the attention layers of a decode pass with keys from `first_key` on will do.
+    pub(crate) fn list_work(
+        &self,
+        cx: &Context<B>,
+        pass: &Pass<'_, B>,
+        first_key: usize,
+        pool: &Pool<B, A>,
+        shared: &mut Shared<B>,
+        scratch: &mut Scratch<B, A>,
+    ) -> Result<()> {
+        let op = match pass.kind {
+            Kind::Decode => Work::plan(self.attention_problem(pass, first_key, pool, shared), &cx.device)?,
+            Kind::Prefill => return Ok(()),
+        };
+        let Some(work) = scratch.workspaces.work.lend(&cx.queue, op.len())? else { return Ok(()) };
+        let args = WorkArgs {
+            work,
+            faults: TensorMut::of(&mut shared.table.faults, [shared.slots + 1]),
+            page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
+            rows: pass.index.reborrow(),
+        };
+        Ok(op.run(&cx.queue, args)?)
+    }
+
+    fn attention_problem(
+        &self,
+        pass: &Pass<'_, B>,
+        first_key: usize,
+        pool: &Pool<B, A>,
+        shared: &Shared<B>,
+    ) -> Problem {
+        let (c, pages) = (&self.config, pool.view());
+        Problem {
+            sequences: pass.sequences,
+            rows: pass.rows,
+            max_rows: pass.max_rows,
+            q_heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+            slots: shared.slots,
+            max_pages: shared.max_pages,
+            pages: pages.pages,
+            page_rows: pages.page_rows,
+            first_key,
+            window: None,
+        }
     }
 }
 

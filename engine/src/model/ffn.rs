@@ -20,9 +20,9 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         match (ffn, &self.config.ffn) {
             (Ffn::Dense { gate_up, down }, config::FeedForward::Dense { intermediate }) => {
                 let inner = TensorMut::of(&mut scratch.inner, [rows, *intermediate]);
-                linear(cx, inner, x, gate_up, Epilogue::SiluMul)?;
+                linear(cx, &mut scratch.workspaces, inner, x, gate_up, Epilogue::SiluMul)?;
                 let inner = Tensor::of(&scratch.inner, [rows, *intermediate]);
-                linear(cx, residual, inner, down, Epilogue::AddTo)
+                linear(cx, &mut scratch.workspaces, residual, inner, down, Epilogue::AddTo)
             }
             (
                 Ffn::Moe { router, gate_up, down, shared_gate_up, shared_down, shared_gate },
@@ -37,6 +37,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                     shared_intermediate,
                     weights: A::DTYPE,
                 };
+                let op = Moe::plan(problem, &cx.device)?;
                 let args = MoeArgs {
                     out: residual,
                     routes: None,
@@ -47,9 +48,9 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                     shared_gate_up: Tensor::of(shared_gate_up, [2 * shared_intermediate, hidden]),
                     shared_down: Tensor::of(shared_down, [hidden, shared_intermediate]),
                     shared_gate: Tensor::of(shared_gate, [1, hidden]),
-                    workspace: None,
+                    workspace: scratch.workspaces.dense.lend(&cx.queue, op.workspace_bytes())?,
                 };
-                Ok(Moe::plan(problem, &cx.device)?.run(&cx.queue, args)?)
+                Ok(op.run(&cx.queue, args)?)
             }
             _ => unreachable!("the builder makes blocks of the configuration's kind"),
         }

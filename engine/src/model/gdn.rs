@@ -77,6 +77,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let normed = Tensor::of(&scratch.normed, [rows, c.hidden]);
         linear(
             cx,
+            &mut scratch.workspaces,
             TensorMut::of(&mut scratch.projected, [rows, width]),
             normed,
             &weights.input,
@@ -155,6 +156,6 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         GatedNorm::plan(problem, &cx.device)?.run(&cx.queue, args)?;
         let gated = Tensor::of(&scratch.gated, [rows, z_width]);
         let residual = TensorMut::of(&mut scratch.residual, [rows, c.hidden]);
-        linear(cx, residual, gated, &weights.out, Epilogue::AddTo)
+        linear(cx, &mut scratch.workspaces, residual, gated, &weights.out, Epilogue::AddTo)
     }
 }

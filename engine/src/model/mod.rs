@@ -5,9 +5,11 @@ mod build;
 mod ffn;
 mod gdn;
 mod scratch;
+mod workspace;
 
 pub use build::build;
 pub use scratch::Scratch;
+pub use workspace::{Workspace, Workspaces};
 
 use crate::{Result, cache::Caches, config::Config};
 use kernels_attn::AttnBackend;
@@ -197,8 +199,11 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         if let Some(tap) = &mut tap {
             tap(0, Tensor::of(&scratch.residual, [rows, n]));
         }
-        let (mut pools, mut recurrent) = (caches.pools.iter_mut(), caches.recurrent.iter_mut());
         let shared = &mut caches.shared;
+        if let Some(pool) = caches.pools.first() {
+            self.list_work(cx, pass, 0, pool, shared, scratch)?;
+        }
+        let (mut pools, mut recurrent) = (caches.pools.iter_mut(), caches.recurrent.iter_mut());
         for (i, layer) in self.layers.iter().enumerate() {
             self.norm(cx, rows, &scratch.residual, &layer.input_norm, &mut scratch.normed)?;
             match &layer.mixer {
@@ -250,12 +255,14 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             },
         )?;
         let concat = Tensor::of(&scratch.concat, [rows, 2 * n]);
-        linear(cx, TensorMut::of(&mut scratch.residual, [rows, n]), concat, &mtp.fc, Epilogue::Store)?;
+        let residual = TensorMut::of(&mut scratch.residual, [rows, n]);
+        linear(cx, &mut scratch.workspaces, residual, concat, &mtp.fc, Epilogue::Store)?;
         self.norm(cx, rows, &scratch.residual, &mtp.layer.input_norm, &mut scratch.normed)?;
         let Mixer::Attention(weights) = &mtp.layer.mixer else {
             unreachable!("the builder gives the draft head an attention layer")
         };
         // Row 0 of the draft's K/V has no predecessor and is never made: keys start at 1.
+        self.list_work(cx, pass, 1, pool, &mut caches.shared, scratch)?;
         self.attention(cx, pass, weights, 1, pool, &mut caches.shared, scratch)?;
         self.norm(cx, rows, &scratch.residual, &mtp.layer.post_norm, &mut scratch.normed)?;
         self.ffn(cx, rows, &mtp.layer.ffn, scratch)?;
@@ -268,19 +275,21 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         cx: &Context<B>,
         hidden: Tensor<'_, B, A, 2>,
         logits: &mut B::Memory<f32>,
+        workspaces: &mut Workspaces<B>,
     ) -> Result<()> {
         let Config { hidden: k, vocab, .. } = self.config;
         let rows = hidden.dims[0];
         let problem = HeadProblem { rows, k, vocab, valid: self.valid_vocab };
         let head = self.head.as_ref().unwrap_or(&self.embed);
+        let op = Head::plan(problem, &cx.device)?;
         let args = HeadArgs {
             logits: Some(TensorMut::of(logits, [rows, vocab])),
             argmax: None,
             x: hidden.reborrow(),
             weight: Tensor::of(head, [vocab, k]),
-            workspace: None,
+            workspace: workspaces.dense.lend(&cx.queue, op.workspace_bytes())?,
         };
-        Ok(Head::plan(problem, &cx.device)?.run(&cx.queue, args)?)
+        Ok(op.run(&cx.queue, args)?)
     }
 
     pub(crate) fn embed(
@@ -318,6 +327,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
 /// `out = epilogue(x weight^T)`; the sizes are those of `out` and `x`.
 pub(crate) fn linear<B: EngineBackend, A: Activation>(
     cx: &Context<B>,
+    workspaces: &mut Workspaces<B>,
     mut out: TensorMut<'_, B, A, 2>,
     x: Tensor<'_, B, A, 2>,
     weight: &B::Memory<A>,
@@ -327,6 +337,7 @@ pub(crate) fn linear<B: EngineBackend, A: Activation>(
     let weight_rows = if epilogue == Epilogue::SiluMul { 2 * n } else { n };
     let weight = Tensor::of(weight, [weight_rows, k]);
     let op = Linear::plan(LinearProblem { rows, k, n, epilogue }, &cx.device)?;
-    let args = LinearArgs { out: out.reborrow(), x: x.reborrow(), weight, gate: None, workspace: None };
+    let workspace = workspaces.dense.lend(&cx.queue, op.workspace_bytes())?;
+    let args = LinearArgs { out: out.reborrow(), x: x.reborrow(), weight, gate: None, workspace };
     Ok(op.run(&cx.queue, args)?)
 }

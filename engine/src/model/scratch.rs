@@ -1,5 +1,6 @@
 //! Memory that lives no longer than a forward pass.
 
+use super::workspace::Workspaces;
 use crate::{Result, config::Config, config::FeedForward};
 use kernels_core::{Activation, Backend};
 
@@ -36,6 +37,8 @@ pub struct Scratch<B: Backend, A: Activation> {
     pub logits: B::Memory<f32>,
     /// `[logit rows]`: chosen ids.
     pub choice: B::Memory<i32>,
+    /// What operations need while they run.
+    pub workspaces: Workspaces<B>,
 }
 
 impl<B: Backend, A: Activation> Scratch<B, A> {
@@ -66,6 +69,7 @@ impl<B: Backend, A: Activation> Scratch<B, A> {
             picked: B::zeros(on, logit_rows * c.hidden)?,
             logits: B::zeros(on, logit_rows * c.vocab)?,
             choice: B::zeros(on, logit_rows)?,
+            workspaces: Workspaces::default(),
         })
     }
 }

@@ -134,7 +134,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         };
         TakeLast::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
         let carried = Tensor::of(&self.scratch.carried, [sequences, width]);
-        self.model.logits(&self.cx, carried, &mut self.scratch.logits)?;
+        self.model.logits(&self.cx, carried, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
         self.sample(choosing, sequences)?;
         self.propose(Some(choosing))
     }

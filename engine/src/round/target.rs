@@ -71,7 +71,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         };
         TakeLast::plan(hidden, &self.cx.device)?.run(&self.cx.queue, args)?;
         let picked = Tensor::of(&self.scratch.picked, [sequences, c.hidden]);
-        self.model.logits(&self.cx, picked, &mut self.scratch.logits)?;
+        self.model.logits(&self.cx, picked, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
         self.sample(Choosing::Last, sequences)?;
         self.settle(Kind::Prefill)
     }
@@ -98,7 +98,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         self.forward(Kind::Decode, tap)?;
         let rows = self.pass.rows;
         let hidden = Tensor::of(&self.scratch.hidden, [rows, self.model.config().hidden]);
-        self.model.logits(&self.cx, hidden, &mut self.scratch.logits)?;
+        self.model.logits(&self.cx, hidden, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
         self.sample(Choosing::All, rows)?;
         let outcomes = self.settle(Kind::Decode);
         // Padding stands last, so that without it the list is the one of the jobs.
@@ -116,7 +116,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         for from in (0..rows).step_by(block) {
             let n = block.min(rows - from);
             let hidden = Tensor::<B, A, 2>::of(&self.scratch.hidden, [rows, width]).rows(from..from + n);
-            self.model.logits(&self.cx, hidden, &mut self.scratch.logits)?;
+            self.model.logits(&self.cx, hidden, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
             all.extend(self.logits(n)?);
         }
         Ok(all)
@@ -183,6 +183,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             positions,
             max_bias: MAX_BIAS,
         };
+        let op = Sample::plan(problem, &self.cx.device)?;
         let memory = &mut self.caches.shared.table;
         let args = SampleArgs {
             choice: TensorMut::of(&mut self.scratch.choice, [rows]),
@@ -192,9 +193,9 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             tokens: Tensor::of(&memory.tokens, [slots, positions]),
             prompt: Tensor::of(&memory.prompt, [slots]),
             sampling: self.choices.sampling.lend(),
-            workspace: None,
+            workspace: self.scratch.workspaces.other.lend(&self.cx.queue, op.workspace_bytes())?,
         };
-        Ok(Sample::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?)
+        Ok(op.run(&self.cx.queue, args)?)
     }
 
     /// Accepts, stops, advances: the only place where anything becomes final.

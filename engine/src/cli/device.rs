@@ -1,0 +1,70 @@
+//! Which backend a command computes on, and in which type.
+
+use super::Dtype;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use engine::model::{Context, EngineBackend};
+use kernels_core::{Activation, Cpu, DeviceInfo, bf16};
+
+/// Where and in what a command computes.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct On {
+    /// What computes
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    pub(crate) device: DeviceName,
+    /// Activation type; weights are rounded or widened to it
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    pub(crate) dtype: Dtype,
+}
+
+/// Backends of the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceName {
+    /// The reference, on every machine
+    Cpu,
+    /// The first NVIDIA GPU, compute capability 8.0 or later
+    Cuda,
+}
+
+/// What a command does on any backend.
+pub(crate) trait Job {
+    /// What comes of it.
+    type Output;
+    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Self::Output>;
+}
+
+impl On {
+    /// Opens the device and does `job` on it.
+    pub(crate) fn run<J: Job>(self, job: J) -> Result<J::Output> {
+        match (self.device, self.dtype) {
+            (DeviceName::Cpu, Dtype::Bf16) => job.run::<Cpu, bf16>(cpu()),
+            (DeviceName::Cpu, Dtype::F32) => job.run::<Cpu, f32>(cpu()),
+            (DeviceName::Cuda, Dtype::F32) => {
+                bail!("--dtype is f32, but the CUDA kernels compute in bf16; use bf16 or --device cpu")
+            }
+            (DeviceName::Cuda, Dtype::Bf16) => cuda(job),
+        }
+    }
+}
+
+fn cpu() -> Context<Cpu> {
+    Context { queue: (), device: DeviceInfo::cpu() }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda<J: Job>(job: J) -> Result<J::Output> {
+    let (cuda, device) = DeviceInfo::open(0)?;
+    // SAFETY: everything is used on the one stream below, which orders the accesses; and nothing has been allocated in
+    // this context yet.
+    unsafe { cuda.disable_event_tracking() };
+    let queue = cuda.new_stream()?;
+    eprintln!("on {}", device.name);
+    job.run::<kernels_core::Cuda, bf16>(Context { queue, device })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda<J: Job>(_: J) -> Result<J::Output> {
+    bail!(
+        "--device is cuda, but lockstep was built without it; build with `--features cuda` or use --device cpu"
+    )
+}

@@ -74,7 +74,7 @@ fn linear(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: u
 
 fn head(bench: &mut Bench, rows: usize) {
     let (k, vocab) = (256, 4096);
-    let problem = HeadProblem { rows, k, vocab, valid: vocab - 3 };
+    let problem = HeadProblem { rows, k, vocab, valid: vocab - 3, listed: None };
     let op = Head::plan(problem, &DeviceInfo::cpu()).expect("the CPU takes every shape");
     let (x, weight, mut best) = (normals(rows * k, 1.0), normals(vocab * k, 0.02), vec![0; rows]);
     let bytes = 2 * (vocab * k + rows * k) as u64;
@@ -84,6 +84,7 @@ fn head(bench: &mut Bench, rows: usize) {
             argmax: Some(TensorMut::of(&mut best, [rows])),
             x: Tensor::of(&x, [rows, k]),
             weight: Tensor::of(&weight, [vocab, k]),
+            ids: None,
             workspace: None,
         };
         op.run(&(), args).expect("the operands fit");
@@ -387,7 +388,8 @@ mod cuda {
         let device = bench.device().expect("there is one");
         let (queue, info) = (device.queue.clone(), device.info.clone());
         let vocab = 248_320;
-        let op = Head::plan(HeadProblem { rows, k, vocab, valid: VALID }, &info).expect("there is a kernel");
+        let op = Head::plan(HeadProblem { rows, k, vocab, valid: VALID, listed: None }, &info)
+            .expect("there is a kernel");
         let written = if with_logits { 4 * rows * vocab } else { 0 };
         let (bytes, copies) = (2 * (VALID * k + rows * k) + written, 2);
         let mut prepared = None;
@@ -409,6 +411,7 @@ mod cuda {
                 argmax: Some(TensorMut::of(best, [rows])),
                 x: Tensor::of(x, [rows, k]),
                 weight: Tensor::new(weight, [vocab, k]),
+                ids: None,
                 workspace: Some(TensorMut::of(workspace, [op.workspace_bytes()])),
             };
             op.run(&queue, args)

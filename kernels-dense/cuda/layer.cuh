@@ -51,30 +51,32 @@ struct Layer {
   __nv_bfloat16* out;
   float* logits;
   int32_t* argmax;
-  const float* gate;  // null where there is none
+  const float* gate;   // null where there is none
+  const int32_t* ids;  // of a head's features; null where they are their numbers
   uint32_t* flags;
   float* scratch;
   int64_t x_stride, weight_stride, out_stride;  // logits_stride for a head
   int32_t rows, k, n;                           // n: features of the output
   int32_t valid;                                // rows of the weight, those of gate and up together
+  int32_t valid_ids;                            // of a head
   int32_t steps, segment_steps, segments;
   bool add;
 
   __host__ explicit Layer(const ls_dense_linear_params& p) : Layer(p.segment, p.k) {
     x = static_cast<const __nv_bfloat16*>(p.x), weight = static_cast<const __nv_bfloat16*>(p.weight);
     out = static_cast<__nv_bfloat16*>(p.out);
-    logits = nullptr, argmax = nullptr, flags = p.flags, scratch = p.scratch;
+    logits = nullptr, argmax = nullptr, ids = nullptr, flags = p.flags, scratch = p.scratch;
     gate = p.epilogue == LS_DENSE_SIGMOID_GATE ? p.gate : nullptr;
     x_stride = p.x_stride, weight_stride = p.weight_stride, out_stride = p.out_stride;
     rows = p.rows, n = p.n, valid = p.epilogue == LS_DENSE_SILU_MUL ? 2 * p.n : p.n;
-    add = p.epilogue == LS_DENSE_ADD_TO;
+    valid_ids = 0, add = p.epilogue == LS_DENSE_ADD_TO;
   }
   __host__ explicit Layer(const ls_dense_head_params& p) : Layer(p.segment, p.k) {
     x = static_cast<const __nv_bfloat16*>(p.x), weight = static_cast<const __nv_bfloat16*>(p.weight);
     out = nullptr, gate = nullptr, logits = p.logits, argmax = p.argmax, flags = p.flags, scratch = p.scratch;
     x_stride = p.x_stride, weight_stride = p.weight_stride, out_stride = p.logits_stride;
-    rows = p.rows, n = p.vocab, valid = p.valid;
-    add = false;
+    rows = p.rows, n = p.features, valid = p.ids ? p.features : p.valid;
+    ids = p.ids, valid_ids = p.valid, add = false;
   }
 
   // The same for `count` rows from `first` on.
@@ -134,9 +136,22 @@ __device__ __forceinline__ void store_gated(const Layer& layer, int feature, int
       pack_bf16(__fmul_rn(silu(low_bf16(gate)), low_bf16(up)), __fmul_rn(silu(high_bf16(gate)), high_bf16(up)));
 }
 
+// A logit of a head that has some ids only.
+__device__ __forceinline__ void store_listed(const Layer& layer, int feature, int column, float sum, Best& best) {
+  const int32_t id = layer.ids[feature];
+  if (id < 0 || id >= layer.valid_ids) return;
+  improve(best, sum, id);
+  if (layer.logits != nullptr) layer.logits[column * layer.out_stride + id] = sum;
+}
+
 // Two neighbouring logits: written where they are wanted, and compared with the best so far.
 __device__ __forceinline__ void store_logits(const Layer& layer, int feature, int column, float2 sums, Best& best) {
   constexpr float kMasked = -__builtin_huge_valf();
+  if (layer.ids != nullptr) {
+    store_listed(layer, feature, column, sums.x, best);
+    store_listed(layer, feature + 1, column, sums.y, best);
+    return;
+  }
   if (feature < layer.valid) improve(best, sums.x, feature);
   if (feature + 1 < layer.valid) improve(best, sums.y, feature + 1);
   if (layer.logits == nullptr) return;

@@ -98,7 +98,7 @@ impl<B: DenseBackend> Layers<B> {
 
     fn head(&mut self, rows: Range<usize>) -> Result<Bits> {
         let count = rows.len();
-        let problem = HeadProblem { rows: count, k: HIDDEN, vocab: VOCAB, valid: VALID };
+        let problem = HeadProblem { rows: count, k: HIDDEN, vocab: VOCAB, valid: VALID, listed: None };
         let op = Head::plan(problem, &self.device)?;
         let bytes = op.workspace_bytes();
         self.room(bytes)?;
@@ -112,6 +112,7 @@ impl<B: DenseBackend> Layers<B> {
                 argmax: Some(TensorMut::of(&mut best, [count])),
                 x: Tensor::of(&self.rows, [ROWS, HIDDEN]).rows(rows),
                 weight: Tensor::of(&self.head, [VOCAB, HIDDEN]),
+                ids: None,
                 workspace: Some(TensorMut::new(B::slice_mut(&mut workspace, 0..bytes), [bytes])),
             },
         )?;

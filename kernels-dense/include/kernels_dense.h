@@ -144,10 +144,14 @@ int32_t ls_dense_linear_sm90(const ls_dense_linear_params* p, ls_stream_t stream
 /* Logits in fp32, and the smallest id of each row's largest; -1 where all are NaN. Ids from `valid` on never win, and
  * their logits are -inf. */
 typedef struct ls_dense_head_params {
-  float* logits;              /* [rows, vocab], row stride logits_stride; may be null            */
+  float* logits;              /* [rows, vocab], row stride logits_stride; may be null. Columns of ids that are not
+                               * listed stay as they are                                         */
   int32_t* argmax;            /* [rows]; may be null                                             */
   const void* x;              /* [rows, k] bf16, row stride x_stride                             */
-  const void* weight;         /* [vocab, k] bf16, row stride weight_stride; rows from valid on are not read */
+  const void* weight;         /* [features, k] bf16, row stride weight_stride; without ids, rows from valid on are not
+                               * read                                                            */
+  const int32_t* ids;         /* [features]: what rows of the weight stand for, each id once, and those outside of
+                               * [0, valid) are left out. Null where all of the vocabulary is there */
   uint32_t* flags;            /* as above                                                        */
   float* scratch;             /* sm90: as above, then 2 * columns floats for each block;
                                * smxx: 2 * rows floats for each 64 ids                           */
@@ -156,7 +160,7 @@ typedef struct ls_dense_head_params {
   int64_t weight_stride;
   int32_t rows;
   int32_t k;                  /* a multiple of 8                                                 */
-  int32_t vocab;              /* a multiple of 8                                                 */
+  int32_t features;           /* rows of the weight, a multiple of 8                             */
   int32_t valid;
   int32_t segment;            /* as above                                                        */
   int32_t columns;            /* 8, 16, 32, 64; sm90 24 and 48 too                               */

@@ -16,23 +16,36 @@ pub struct HeadProblem {
     pub rows: usize,
     /// Width of a row.
     pub k: usize,
-    /// Rows of the weight and columns of the logits.
+    /// Columns of the logits, and rows of the weight unless `listed` says otherwise.
     pub vocab: usize,
     /// Ids from here on stand for no token: they never win, and their logits are -inf.
     pub valid: usize,
+    /// Rows of a weight that is a part of a larger one, a trimmed draft head's: [`HeadArgs::ids`] says what they stand
+    /// for.
+    pub listed: Option<usize>,
+}
+
+impl HeadProblem {
+    /// Rows of the weight.
+    pub fn weight_rows(&self) -> usize {
+        self.listed.unwrap_or(self.vocab)
+    }
 }
 
 /// Operands of [`Head`]. At least one of the two outputs must be there.
 #[derive(Debug)]
 pub struct HeadArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
-    /// `[rows, vocab]`, fp32 and not rounded.
+    /// `[rows, vocab]`, fp32 and not rounded. Columns of ids that are not listed stay as they are.
     pub logits: Option<TensorMut<'a, B, f32, 2>>,
     /// `[rows]`: the smallest id among the largest logits; -1 where all are NaN.
     pub argmax: Option<TensorMut<'a, B, i32, 1>>,
     /// `[rows, k]`
     pub x: Tensor<'a, B, A, 2>,
-    /// `[vocab, k]`; rows from `valid` on are not read.
+    /// `[weight_rows, k]`; rows from `valid` on are not read where all ids are there.
     pub weight: Tensor<'a, B, W, 2>,
+    /// `[weight_rows]`: the ids that rows of the weight stand for, each once; those outside of `0..valid` are left out.
+    /// Given where [`HeadProblem::listed`] is, and only there.
+    pub ids: Option<Tensor<'a, B, i32, 1>>,
     /// `[workspace]`: [`Head::workspace_bytes`], as in [`LinearArgs`](crate::LinearArgs).
     pub workspace: Option<TensorMut<'a, B, u8, 1>>,
 }
@@ -56,8 +69,14 @@ impl Head {
             let want = format!("it must be in 1..={}, the vocabulary", problem.vocab);
             return Err(Error::invalid(OP, "valid", problem.valid, want));
         }
-        let HeadProblem { rows, k, vocab, .. } = problem;
-        Ok(Head { problem, stream: Stream::plan(OP, Form::Head, [rows, k, vocab], device, BUILT)? })
+        if problem.listed == Some(0) {
+            return Err(Error::invalid(OP, "listed", 0, "it must be at least 1, or none for all ids"));
+        }
+        let HeadProblem { rows, k, .. } = problem;
+        Ok(Head {
+            problem,
+            stream: Stream::plan(OP, Form::Head, [rows, k, problem.weight_rows()], device, BUILT)?,
+        })
     }
 
     /// Lets the CUDA kernel begin while the one before it on the stream still runs, as in
@@ -105,7 +124,19 @@ impl Head {
             argmax.check(OP, "argmax", [rows])?;
         }
         args.x.check(OP, "x", [rows, k])?;
-        args.weight.check(OP, "weight", [vocab, k])?;
+        args.weight.check(OP, "weight", [self.problem.weight_rows(), k])?;
+        match (&args.ids, self.problem.listed) {
+            (Some(ids), Some(listed)) => ids.check(OP, "ids", [listed])?,
+            (None, Some(listed)) => {
+                let want = format!("the weight has {listed} rows, and somebody must say which ids they are");
+                return Err(Error::invalid(OP, "ids", "none", want));
+            }
+            (Some(ids), None) => {
+                let want = "they go with `listed` in the problem, which says how many there are";
+                return Err(Error::invalid(OP, "ids", format!("{:?}", ids.dims), want));
+            }
+            (None, None) => {}
+        }
         if let Some(workspace) = &args.workspace {
             workspace.check(OP, "workspace", [self.workspace_bytes()])?;
             workspace.check_disjoint(OP, "workspace")?;

@@ -329,6 +329,7 @@ pub struct ls_dense_head_params {
     pub argmax: *mut i32,
     pub x: *const ::core::ffi::c_void,
     pub weight: *const ::core::ffi::c_void,
+    pub ids: *const i32,
     pub flags: *mut u32,
     pub scratch: *mut f32,
     pub logits_stride: i64,
@@ -336,7 +337,7 @@ pub struct ls_dense_head_params {
     pub weight_stride: i64,
     pub rows: i32,
     pub k: i32,
-    pub vocab: i32,
+    pub features: i32,
     pub valid: i32,
     pub segment: i32,
     pub columns: i32,
@@ -345,7 +346,7 @@ pub struct ls_dense_head_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_dense_head_params"][::core::mem::size_of::<ls_dense_head_params>() - 104usize];
+    ["Size of ls_dense_head_params"][::core::mem::size_of::<ls_dense_head_params>() - 112usize];
     ["Alignment of ls_dense_head_params"][::core::mem::align_of::<ls_dense_head_params>() - 8usize];
     ["Offset of field: ls_dense_head_params::logits"]
         [::core::mem::offset_of!(ls_dense_head_params, logits) - 0usize];
@@ -354,31 +355,33 @@ const _: () = {
     ["Offset of field: ls_dense_head_params::x"][::core::mem::offset_of!(ls_dense_head_params, x) - 16usize];
     ["Offset of field: ls_dense_head_params::weight"]
         [::core::mem::offset_of!(ls_dense_head_params, weight) - 24usize];
+    ["Offset of field: ls_dense_head_params::ids"]
+        [::core::mem::offset_of!(ls_dense_head_params, ids) - 32usize];
     ["Offset of field: ls_dense_head_params::flags"]
-        [::core::mem::offset_of!(ls_dense_head_params, flags) - 32usize];
+        [::core::mem::offset_of!(ls_dense_head_params, flags) - 40usize];
     ["Offset of field: ls_dense_head_params::scratch"]
-        [::core::mem::offset_of!(ls_dense_head_params, scratch) - 40usize];
+        [::core::mem::offset_of!(ls_dense_head_params, scratch) - 48usize];
     ["Offset of field: ls_dense_head_params::logits_stride"]
-        [::core::mem::offset_of!(ls_dense_head_params, logits_stride) - 48usize];
+        [::core::mem::offset_of!(ls_dense_head_params, logits_stride) - 56usize];
     ["Offset of field: ls_dense_head_params::x_stride"]
-        [::core::mem::offset_of!(ls_dense_head_params, x_stride) - 56usize];
+        [::core::mem::offset_of!(ls_dense_head_params, x_stride) - 64usize];
     ["Offset of field: ls_dense_head_params::weight_stride"]
-        [::core::mem::offset_of!(ls_dense_head_params, weight_stride) - 64usize];
+        [::core::mem::offset_of!(ls_dense_head_params, weight_stride) - 72usize];
     ["Offset of field: ls_dense_head_params::rows"]
-        [::core::mem::offset_of!(ls_dense_head_params, rows) - 72usize];
-    ["Offset of field: ls_dense_head_params::k"][::core::mem::offset_of!(ls_dense_head_params, k) - 76usize];
-    ["Offset of field: ls_dense_head_params::vocab"]
-        [::core::mem::offset_of!(ls_dense_head_params, vocab) - 80usize];
+        [::core::mem::offset_of!(ls_dense_head_params, rows) - 80usize];
+    ["Offset of field: ls_dense_head_params::k"][::core::mem::offset_of!(ls_dense_head_params, k) - 84usize];
+    ["Offset of field: ls_dense_head_params::features"]
+        [::core::mem::offset_of!(ls_dense_head_params, features) - 88usize];
     ["Offset of field: ls_dense_head_params::valid"]
-        [::core::mem::offset_of!(ls_dense_head_params, valid) - 84usize];
+        [::core::mem::offset_of!(ls_dense_head_params, valid) - 92usize];
     ["Offset of field: ls_dense_head_params::segment"]
-        [::core::mem::offset_of!(ls_dense_head_params, segment) - 88usize];
+        [::core::mem::offset_of!(ls_dense_head_params, segment) - 96usize];
     ["Offset of field: ls_dense_head_params::columns"]
-        [::core::mem::offset_of!(ls_dense_head_params, columns) - 92usize];
+        [::core::mem::offset_of!(ls_dense_head_params, columns) - 100usize];
     ["Offset of field: ls_dense_head_params::blocks"]
-        [::core::mem::offset_of!(ls_dense_head_params, blocks) - 96usize];
+        [::core::mem::offset_of!(ls_dense_head_params, blocks) - 104usize];
     ["Offset of field: ls_dense_head_params::programmatic"]
-        [::core::mem::offset_of!(ls_dense_head_params, programmatic) - 100usize];
+        [::core::mem::offset_of!(ls_dense_head_params, programmatic) - 108usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -279,7 +279,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
     ) -> Result<()> {
         let Config { hidden: k, vocab, .. } = self.config;
         let rows = hidden.dims[0];
-        let problem = HeadProblem { rows, k, vocab, valid: self.valid_vocab };
+        let problem = HeadProblem { rows, k, vocab, valid: self.valid_vocab, listed: None };
         let head = self.head.as_ref().unwrap_or(&self.embed);
         let op = Head::plan(problem, &cx.device)?;
         let args = HeadArgs {
@@ -287,6 +287,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             argmax: None,
             x: hidden.reborrow(),
             weight: Tensor::of(head, [vocab, k]),
+            ids: None,
             workspace: workspaces.dense.lend(&cx.queue, op.workspace_bytes())?,
         };
         Ok(op.run(&cx.queue, args)?)

@@ -24,7 +24,7 @@ struct Mixture {
     head.logits = p.logits, head.logits_stride = width();
     head.x = x(), head.x_stride = p.x_stride;
     head.weight = p.router, head.weight_stride = p.router_stride;
-    head.rows = rows, head.k = p.hidden, head.vocab = width(), head.valid = p.experts + 1;
+    head.rows = rows, head.k = p.hidden, head.features = width(), head.valid = p.experts + 1;
     head.segment = p.router_segment;
     return Layer(head);
   }

@@ -3,7 +3,7 @@
 use super::{dots::dots, round, rounded, scratch, wide::wide, widen};
 use crate::{Epilogue, HeadArgs, HeadProblem, LinearArgs, LinearProblem, SiluMulArgs, SiluMulProblem};
 use kernels_core::{
-    Activation, Cpu,
+    Activation, Cpu, Tensor,
     argmax::argmax,
     ref_math::{sigmoid, silu},
 };
@@ -61,13 +61,22 @@ wide! {
 
 pub(super) fn head<A: Activation, W: Activation>(problem: &HeadProblem, args: HeadArgs<'_, Cpu, A, W>) {
     let HeadProblem { rows, k, valid, .. } = *problem;
-    let HeadArgs { mut logits, argmax: mut best, x, weight, .. } = args;
-    let weight = weight.rows(0..valid);
-    scratch::with([rows * k, valid * rows, valid], |[wide, sums, line]| {
+    let HeadArgs { mut logits, argmax: mut best, x, weight, ids, .. } = args;
+    let read = if ids.is_some() { problem.weight_rows() } else { valid };
+    let weight = weight.rows(0..read);
+    scratch::with([rows * k, read * rows, read], |[wide, sums, line]| {
         widen(&x, wide);
         dots(sums, wide, rows, &weight);
         for row in 0..rows {
             let sums = result(sums, rows, row, line);
+            if let Some(ids) = &ids {
+                let logits = logits.as_mut().map(|logits| logits.row_mut(&[row]));
+                let winner = listed(sums, ids, valid, logits);
+                if let Some(best) = &mut best {
+                    best.set([row], winner);
+                }
+                continue;
+            }
             if let Some(logits) = &mut logits {
                 let logits = logits.row_mut(&[row]);
                 logits[..valid].copy_from_slice(sums);
@@ -78,6 +87,23 @@ pub(super) fn head<A: Activation, W: Activation>(problem: &HeadProblem, args: He
             }
         }
     });
+}
+
+/// The best id of those that stand for a token; their logits are written to their columns.
+fn listed(sums: &[f32], ids: &Tensor<'_, Cpu, i32, 1>, valid: usize, mut logits: Option<&mut [f32]>) -> i32 {
+    let mut best: Option<(f32, i32)> = None;
+    for (at, &sum) in sums.iter().enumerate() {
+        let id = ids.at([at]);
+        let Some(column) = usize::try_from(id).ok().filter(|column| *column < valid) else { continue };
+        if let Some(logits) = &mut logits {
+            logits[column] = sum;
+        }
+        let wins = best.is_none_or(|(value, winner)| sum > value || (sum == value && id < winner));
+        if !sum.is_nan() && wins {
+            best = Some((sum, id));
+        }
+    }
+    best.map_or(-1, |(_, id)| id)
 }
 
 pub(super) fn silu_mul<A: Activation>(problem: &SiluMulProblem, args: SiluMulArgs<'_, Cpu, A>) {

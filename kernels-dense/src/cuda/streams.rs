@@ -94,10 +94,11 @@ pub(super) fn head<A: Activation, W: Activation>(
     on: &Arc<CudaStream>,
     args: HeadArgs<'_, Cuda, A, W>,
 ) -> Result<()> {
-    let HeadArgs { mut logits, mut argmax, x, weight, mut workspace } = args;
+    let HeadArgs { mut logits, mut argmax, x, weight, ids, mut workspace } = args;
     let stream = planned::<A, W>(head::OP, op.stream)?;
     on.context().bind_to_thread()?;
     let logits_strides = logits.as_ref().map_or([0; 2], |logits| logits.strides);
+    let ids_there = ids.as_ref().map(|ids| ids.data.device_ptr(on));
     let logits_there = logits.as_mut().map(|logits| logits.data.device_ptr_mut(on));
     let argmax_there = argmax.as_mut().map(|argmax| argmax.data.device_ptr_mut(on));
     let (x_at, _x) = x.data.device_ptr(on);
@@ -115,6 +116,7 @@ pub(super) fn head<A: Activation, W: Activation>(
         argmax: argmax_there.as_ref().map_or(0, |(at, _)| *at) as *mut _,
         x: x_at as *const _,
         weight: weight_at as *const _,
+        ids: ids_there.as_ref().map_or(0, |(at, _)| *at) as *const _,
         flags,
         scratch,
         logits_stride: logits_strides[0] as i64,
@@ -122,7 +124,7 @@ pub(super) fn head<A: Activation, W: Activation>(
         weight_stride: weight.strides[0] as i64,
         rows: problem.rows as i32,
         k: problem.k as i32,
-        vocab: problem.vocab as i32,
+        features: problem.weight_rows() as i32,
         valid: problem.valid as i32,
         segment: stream.segment as i32,
         columns: stream.columns as i32,

@@ -277,7 +277,8 @@ pub(crate) fn threads_do_not_change_bits() {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 let problem = LinearProblem { rows, k, n, epilogue: Epilogue::Store };
-                let (logits, best) = head(HeadProblem { rows, k, vocab: n, valid: n - 2 }, &x, &weight);
+                let (logits, best) =
+                    head(HeadProblem { rows, k, vocab: n, valid: n - 2, listed: None }, &x, &weight);
                 (linear(problem, &poison::<bf16>(rows * n), &x, &weight), logits, best)
             })
         };
@@ -316,7 +317,7 @@ pub(crate) fn head_and_linear_share_their_sums() {
         let mut rng = Rng::new(1);
         let x: Vec<f32> = rng.normals(rows * k, 1.0);
         let weight: Vec<bf16> = rng.normals(vocab * k, 1.0);
-        let (logits, best) = head(HeadProblem { rows, k, vocab, valid: vocab }, &x, &weight);
+        let (logits, best) = head(HeadProblem { rows, k, vocab, valid: vocab, listed: None }, &x, &weight);
         let problem = LinearProblem { rows, k, n: vocab, epilogue: Epilogue::Store };
         same("logits", &logits, &linear(problem, &poison::<f32>(rows * vocab), &x, &weight)).unwrap();
         for row in 0..rows {

@@ -43,6 +43,7 @@ pub(crate) fn head<A: Activation, W: Activation>(
         argmax: Some(TensorMut::new(&mut best[..], [rows])),
         x: Tensor::new(x, [rows, k]),
         weight: Tensor::new(weight, [vocab, k]),
+        ids: None,
         workspace: None,
     };
     Head::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();

@@ -99,33 +99,49 @@ impl<B: Place> Layer<B> {
         logits: bool,
         plan: impl FnOnce(Head) -> Head,
     ) -> (Option<Vec<f32>>, Vec<i32>) {
+        self.listed_head(x, valid, logits, None, plan)
+    }
+
+    /// The same of some ids, with so many columns of logits, poison before.
+    pub(crate) fn listed_head(
+        &mut self,
+        x: &[bf16],
+        valid: usize,
+        logits: bool,
+        listed: Option<(&[i32], usize)>,
+        plan: impl FnOnce(Head) -> Head,
+    ) -> (Option<Vec<f32>>, Vec<i32>) {
         let Layer { k, n: vocab, .. } = *self;
+        let width = listed.map_or(vocab, |(_, width)| width);
+        let named = Guarded::<B, i32>::new(&self.queue, listed.map_or(&[], |(ids, _)| ids), i32::MAX);
         let rows = x.len() / k;
-        let op = plan(Head::plan(HeadProblem { rows, k, vocab, valid }, &B::device(&self.queue)).unwrap());
+        let problem = HeadProblem { rows, k, vocab: width, valid, listed: listed.map(|(ids, _)| ids.len()) };
+        let op = plan(Head::plan(problem, &B::device(&self.queue)).unwrap());
         let bytes = op.workspace_bytes();
         self.room(bytes);
         let first = self.workspace.payload().start;
         let input = Guarded::<B, _>::new(&self.queue, &spread(x, 1, k), poison());
-        let nothing = spread(&vec![poison::<f32>(); rows * vocab], 1, vocab);
+        let nothing = spread(&vec![poison::<f32>(); rows * width], 1, width);
         let mut all = Guarded::<B, f32>::new(&self.queue, &nothing, poison());
         let mut best = Guarded::<B, i32>::new(&self.queue, &vec![i32::MIN; rows], i32::MAX);
         let (all_at, best_at) = (all.payload(), best.payload());
         {
             let (mut out, mut ids) = (all.whole_mut(), best.whole_mut());
             let mut workspace = self.workspace.whole_mut();
-            let out = TensorMut::new(B::slice_mut(&mut out, all_at), [rows, vocab])
-                .with_strides([strides(1, vocab)[0], 1]);
+            let out = TensorMut::new(B::slice_mut(&mut out, all_at), [rows, width])
+                .with_strides([strides(1, width)[0], 1]);
             let args = HeadArgs::<B> {
                 logits: logits.then_some(out),
                 argmax: Some(TensorMut::new(B::slice_mut(&mut ids, best_at), [rows])),
                 x: Tensor::new(input.view(), [rows, k]).with_strides([strides(1, k)[0], 1]),
                 weight: Tensor::new(self.weight.view(), [vocab, k]).with_strides([strides(1, k)[0], 1]),
+                ids: listed.map(|_| Tensor::new(named.view(), [vocab])),
                 workspace: Some(TensorMut::new(B::slice_mut(&mut workspace, first..first + bytes), [bytes])),
             };
             op.run(&self.queue, args).unwrap();
         }
         self.workspace.read(&self.queue);
-        let all = packed("logits", &all.read(&self.queue), 1, vocab).concat();
+        let all = packed("logits", &all.read(&self.queue), 1, width).concat();
         (logits.then_some(all), best.read(&self.queue))
     }
 }
@@ -309,6 +325,52 @@ pub(crate) fn heads_choose_among_their_logits<B: Place>(queue: &B::Queue) {
                         assert_same_bits("sums and logits", &sums[at.clone()], &want[at]);
                     }
                 }
+            }
+        }
+    });
+}
+
+/// A trimmed head: ids in any order, some without a column, ties between them, rows that are not read.
+pub(crate) fn heads_of_some_ids<B: Place>(queue: &B::Queue) {
+    calm(|| {
+        let shapes = if B::GENERAL { vec![(24, 40)] } else { vec![(8, 64), (72, 520), (4096, 256)] };
+        for (listed, k) in shapes {
+            let (width, valid) = (3 * listed, 3 * listed - 5);
+            let chosen = &Rng::new(6).permutation(valid)[..listed];
+            let mut ids: Vec<i32> = chosen.iter().map(|id| *id as i32).collect();
+            (ids[3], ids[4]) = (-1, valid as i32);
+            let mut layer = Layer::<B>::random(queue, listed, k, Epilogue::Store);
+            // The same row of the weight for three ids, and for two that stand for no token.
+            for at in [1, 2, 3, 4] {
+                layer.weights.copy_within(..k, at * k);
+            }
+            let mut layer = Layer::<B>::new(queue, layer.weights, k, Epilogue::Store);
+            let mut x = rows_of(20, k, 9);
+            for (x, w) in x[..k].iter_mut().zip(&layer.weights[..k]) {
+                *x = bf16::from_f32(40.0 * w.to_f32());
+            }
+            x[3 * k..4 * k].fill(bf16::NAN);
+            let sums = layer.head(&x, listed, true, |op| op).0.expect("they were asked for");
+            for logits in [true, false] {
+                let (some, best) = layer.listed_head(&x, valid, logits, Some((&ids, width)), |op| op);
+                for (row, sums) in sums.chunks(listed).enumerate() {
+                    let mut want = vec![poison::<f32>(); width];
+                    let mut winner: Option<(f32, i32)> = None;
+                    for (&id, &sum) in ids.iter().zip(sums).filter(|(id, _)| (0..valid as i32).contains(*id))
+                    {
+                        want[id as usize] = sum;
+                        let wins = winner.is_none_or(|(best, of)| sum > best || sum == best && id < of);
+                        if wins && !sum.is_nan() {
+                            winner = Some((sum, id));
+                        }
+                    }
+                    assert_eq!(best[row], winner.map_or(-1, |(_, id)| id), "row {row} of {listed} x {k}");
+                    if let Some(some) = &some {
+                        assert_same_bits("logits", &some[row * width..(row + 1) * width], &want);
+                    }
+                }
+                let tied = ids[..3].iter().min();
+                assert_eq!((Some(&best[0]), best[3]), (tied, -1), "{listed} x {k}");
             }
         }
     });

@@ -61,7 +61,8 @@ pub(crate) fn head_masks_ties_and_nan() {
             ([0.0, 0.0, 0.0, -0.0, 9.0], 0),
             ([-inf, -inf, -inf, -inf, nan], 0),
         ] {
-            let (logits, best) = head(HeadProblem { rows: 1, k: 1, vocab: 5, valid: 4 }, &[1.0f32], &weight);
+            let (logits, best) =
+                head(HeadProblem { rows: 1, k: 1, vocab: 5, valid: 4, listed: None }, &[1.0f32], &weight);
             assert_eq!(best, [want], "{weight:?}");
             assert_eq!(logits[4], -inf, "{weight:?}");
             assert!(
@@ -74,7 +75,9 @@ pub(crate) fn head_masks_ties_and_nan() {
 
 pub(crate) fn head_gives_one_output_without_the_other() {
     calm(|| {
-        let op = Head::plan(HeadProblem { rows: 2, k: 1, vocab: 3, valid: 3 }, &DeviceInfo::cpu()).unwrap();
+        let op =
+            Head::plan(HeadProblem { rows: 2, k: 1, vocab: 3, valid: 3, listed: None }, &DeviceInfo::cpu())
+                .unwrap();
         let (x, weight) = (vec![1.0f32, -1.0], vec![1.0f32, 2.0, -3.0]);
         let (mut best, mut logits) = (vec![7i32; 2], vec![0.0f32; 6]);
         let (tx, tw) = (Tensor::of(&x, [2, 1]), Tensor::of(&weight, [3, 1]));
@@ -85,6 +88,7 @@ pub(crate) fn head_gives_one_output_without_the_other() {
                 argmax: Some(TensorMut::of(&mut best, [2])),
                 x: tx.clone(),
                 weight: tw.clone(),
+                ids: None,
                 workspace: None,
             },
         )
@@ -96,6 +100,7 @@ pub(crate) fn head_gives_one_output_without_the_other() {
                 argmax: None,
                 x: tx,
                 weight: tw,
+                ids: None,
                 workspace: None,
             },
         )
@@ -176,7 +181,8 @@ pub(crate) fn no_rows_do_nothing() {
         assert_eq!(embed::<f32, f32>(&[], 2, &[1.0, 2.0]), empty);
         let problem = MoeProblem { rows: 0, ..crate::moe::SMALL };
         assert_eq!(moe(problem, &empty, &empty, &crate::moe::weights::<f32>(&problem, 1)).1, [0i32; 0]);
-        let (logits, best) = head(HeadProblem { rows: 0, k: 1, vocab: 2, valid: 1 }, &empty, &[1.0f32, 1.0]);
+        let (logits, best) =
+            head(HeadProblem { rows: 0, k: 1, vocab: 2, valid: 1, listed: None }, &empty, &[1.0f32, 1.0]);
         assert_eq!((logits.len(), best.len()), (0, 0));
     });
 }

@@ -85,6 +85,7 @@ fn main() {
     both!(suite, layers::odd_rows_keep_to_themselves);
     both!(suite, layers::epilogues_are_their_parts);
     both!(suite, layers::heads_choose_among_their_logits);
+    both!(suite, layers::heads_of_some_ids);
     both!(suite, layers::sums_are_within_their_bound);
     both!(suite, layers::no_rows_do_nothing);
     both!(suite, experts::rows_are_single_rows);

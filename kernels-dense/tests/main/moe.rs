@@ -78,8 +78,12 @@ pub(crate) fn moe_is_its_parts() {
         };
         for row in 0..rows {
             let x = &x[row * hidden..][..hidden];
-            let logits =
-                head(HeadProblem { rows: 1, k: hidden, vocab: experts, valid: experts }, x, &w.router).0;
+            let logits = head(
+                HeadProblem { rows: 1, k: hidden, vocab: experts, valid: experts, listed: None },
+                x,
+                &w.router,
+            )
+            .0;
             let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             // Fewer experts than lanes: the sum of the softmax is the tree over 32 lanes alone.
             let e: Vec<f32> = logits.iter().map(|l| ref_math::exp(l - max)).collect();
@@ -102,7 +106,9 @@ pub(crate) fn moe_is_its_parts() {
                 }
             }
             let y = ffn(x, &w.shared_gate_up, &w.shared_down, shared_intermediate);
-            let gate = head(HeadProblem { rows: 1, k: hidden, vocab: 1, valid: 1 }, x, &w.shared_gate).0[0];
+            let gate =
+                head(HeadProblem { rows: 1, k: hidden, vocab: 1, valid: 1, listed: None }, x, &w.shared_gate)
+                    .0[0];
             let want: Vec<A> = (0..hidden)
                 .map(|i| {
                     let sum = A::from_f32(ref_math::sigmoid(gate).mul_add(y[i].to_f32(), sum[i]));

@@ -54,7 +54,7 @@ proptest! {
             let x: Vec<bf16> = rng.normals(rows * k, 1.0);
             // Coarse weights, so that ties are common.
             let weight: Vec<bf16> = (0..vocab * k).map(|_| bf16::from_f32(rng.below(3) as f32)).collect();
-            let problem = HeadProblem { rows, k, vocab, valid };
+            let problem = HeadProblem { rows, k, vocab, valid, listed: None };
             let whole = head(problem, &x, &weight);
             let mut parts = head(HeadProblem { rows: at, ..problem }, &x[..at * k], &weight);
             let rest = head(HeadProblem { rows: rows - at, ..problem }, &x[at * k..], &weight);

@@ -23,11 +23,13 @@ pub(crate) fn plans_refuse_sizes_by_name_and_value() {
         Linear::plan(LinearProblem { rows: MAX + 1, ..linear }, &cpu),
         &format!("dense::linear: rows is {}; at most {MAX} fit", MAX + 1),
     );
-    let head = HeadProblem { rows: 1, k: 4, vocab: 10, valid: 11 };
+    let head = HeadProblem { rows: 1, k: 4, vocab: 10, valid: 11, listed: None };
     let want = "dense::head: valid is 11; it must be in 1..=10, the vocabulary";
     refused(Head::plan(head, &cpu), want);
     let want = "dense::head: valid is 0; it must be in 1..=10, the vocabulary";
     refused(Head::plan(HeadProblem { valid: 0, ..head }, &cpu), want);
+    let want = "dense::head: listed is 0; it must be at least 1, or none for all ids";
+    refused(Head::plan(HeadProblem { valid: 9, listed: Some(0), ..head }, &cpu), want);
     for eps in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let want = |op: &str| format!("dense::{op}: eps is {eps}; it must be finite and above zero");
         let norm = NormProblem { rows: 1, n: 4, eps };
@@ -126,16 +128,28 @@ pub(crate) fn operands_are_checked_by_name() {
     refused(run([2, 3], [1, 2], [8, 3], [4, 1]), want);
     run([2, 3], [3, 1], [8, 3], [4, 1]).unwrap();
 
-    let op = Head::plan(HeadProblem { rows: 2, k: 3, vocab: 8, valid: 8 }, &DeviceInfo::cpu()).unwrap();
-    let args = HeadArgs::<Cpu> {
-        logits: None,
-        argmax: None,
-        x: Tensor::of(&x, [2, 3]),
-        weight: Tensor::of(&weight, [8, 3]),
-        workspace: None,
+    let mut best = vec![0; 2];
+    let ids = [5; 8];
+    let mut run = |listed, outputs: bool, ids: Option<&[i32]>| {
+        let problem = HeadProblem { rows: 2, k: 3, vocab: 8, valid: 8, listed };
+        let args = HeadArgs::<Cpu> {
+            logits: None,
+            argmax: outputs.then_some(TensorMut::of(&mut best, [2])),
+            x: Tensor::of(&x, [2, 3]),
+            weight: Tensor::new(&weight[..3 * problem.weight_rows()], [problem.weight_rows(), 3]),
+            ids: ids.map(|ids| Tensor::new(ids, [ids.len()])),
+            workspace: None,
+        };
+        Head::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args)
     };
     let want = "dense::head: the number of outputs is 0; one of `logits` and `argmax` must be given";
-    refused(op.run(&(), args), want);
+    refused(run(None, false, None), want);
+    let want = "dense::head: ids is none; the weight has 5 rows, and somebody must say which ids they are";
+    refused(run(Some(5), true, None), want);
+    let want = "dense::head: ids is [8]; they go with `listed` in the problem, which says how many there are";
+    refused(run(None, true, Some(&ids)), want);
+    refused(run(Some(5), true, Some(&ids)), "dense::head: `ids` has shape [8], expected [5]");
+    run(Some(5), true, Some(&ids[..5])).unwrap();
 }
 
 pub(crate) fn every_operand_of_the_mixture_is_checked() {

@@ -366,11 +366,11 @@ fn dense(checks: &mut Checks) {
             Linear::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
         });
     }
-    checks.op("kernels_dense::HeadArgs", &sizes, |o| {
+    let problem = HeadProblem { rows: 23, k: 6, vocab: 33, valid: 30, listed: Some(14) };
+    checks.op("kernels_dense::HeadArgs", &[&sizes[..], &[("weight_rows", 14)]].concat(), |o| {
         let (logits, argmax) = (Some(o.write("logits")), Some(o.write("argmax")));
         let (x, weight, workspace) = (o.read("x"), o.read("weight"), Some(o.write("workspace")));
-        let args = HeadArgs { logits, argmax, x, weight, workspace };
-        let problem = HeadProblem { rows: 23, k: 6, vocab: 33, valid: 30 };
+        let args = HeadArgs { logits, argmax, x, weight, ids: Some(o.read("ids")), workspace };
         Head::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
     });
     let norm = NormProblem { rows: 23, n: 9, eps: 1e-6 };

@@ -1,4 +1,4 @@
-//! Norms and the embedding at the shapes of real models.
+//! Norms, the embedding and the gated activation at the shapes of real models.
 //!
 //! Ids: `dense/norm/OP/MODEL/rROWS`; `dense/norm/overlapping/..` (each launch may begin before the last one ended),
 //! `dense/norm/vectors/..` (other numbers of 16-byte vectors a thread). Bytes are what must move at least once; decode
@@ -23,14 +23,16 @@ enum Op {
     Concat,
     Gated,
     Embed,
+    Silu,
 }
 
-const OPS: [(&str, Op); 5] = [
+const OPS: [(&str, Op); 6] = [
     ("plain", Op::Plain),
     ("add", Op::Add),
     ("concat", Op::Concat),
     ("gated", Op::Gated),
     ("embed", Op::Embed),
+    ("silu_mul", Op::Silu),
 ];
 
 /// One launch: `width` is that of a row, all heads of a gated norm together.
@@ -57,6 +59,7 @@ impl Shape {
             Op::Concat => (4, 2 * self.width),
             Op::Gated => (3, 2 * HEAD_DIM),
             Op::Embed => (2, 0),
+            Op::Silu => (3, 0),
         };
         2 * (moved * self.rows * self.width + weights)
     }
@@ -90,7 +93,7 @@ impl<B: DenseBackend> Operands<B> {
         Operands {
             shape,
             x: random(copies * rows * width),
-            y: random(if let Op::Concat | Op::Gated = op { copies * rows * width } else { 0 }),
+            y: random(if let Op::Concat | Op::Gated | Op::Silu = op { copies * rows * width } else { 0 }),
             residual: random(if let Op::Add = op { copies * rows * width } else { 0 }),
             out: random(copies * rows * 2 * width),
             weights: random(copies * 2 * width),
@@ -158,6 +161,15 @@ impl<B: DenseBackend> Operands<B> {
                 };
                 let problem = GatedNormProblem { rows, heads, head_dim: HEAD_DIM, eps: EPS };
                 GatedNorm::plan(problem, device)?.overlapping(overlapping).run::<B, bf16>(queue, args)
+            }
+            Op::Silu => {
+                let args = SiluMulArgs {
+                    out: TensorMut::new(out, dims),
+                    gate: x,
+                    up: Tensor::new(B::slice(&B::view(&self.y), row_range), dims),
+                };
+                let problem = SiluMulProblem { rows, n: width };
+                SiluMul::plan(problem, device)?.overlapping(overlapping).run::<B, bf16>(queue, args)
             }
             Op::Embed => {
                 let args = EmbedArgs {

@@ -100,6 +100,21 @@ typedef struct ls_dense_embed_params {
 
 int32_t ls_dense_embed_smxx(const ls_dense_embed_params* p, ls_stream_t stream);
 
+/* out = silu(gate) * up, rounded once. */
+typedef struct ls_dense_silu_mul_params {
+  void* out;                  /* [rows, n] bf16, row stride out_stride                           */
+  const void* gate;           /* [rows, n] bf16, row stride gate_stride                          */
+  const void* up;             /* [rows, n] bf16, row stride up_stride                            */
+  int64_t out_stride;
+  int64_t gate_stride;
+  int64_t up_stride;
+  int32_t rows;
+  int32_t n;                  /* of any width                                                    */
+  int32_t programmatic;
+} ls_dense_silu_mul_params;
+
+int32_t ls_dense_silu_mul_smxx(const ls_dense_silu_mul_params* p, ls_stream_t stream);
+
 /* out = x weight^T and what follows it. A sum is fp32, by mma's k16 steps in ascending order inside segments of
  * `segment` elements of k; segments are added in ascending order. Bits depend on `segment` and on nothing else of what
  * can be chosen here: take it from (k, rows of the weight) alone, as kernels-dense's partition.rs does. */

@@ -1,6 +1,9 @@
 //! The gated activation on its own, for callers whose linear layer has no epilogue.
 
-use crate::{DenseBackend, plan};
+use crate::{
+    DenseBackend,
+    plan::{self, BUILT},
+};
 use kernels_core::{Activation, Backend, DeviceInfo, Result, Tensor, TensorMut, bf16};
 
 pub(crate) const OP: &str = "dense::silu_mul";
@@ -26,9 +29,14 @@ pub struct SiluMulArgs<'a, B: Backend, A: Activation = bf16> {
 }
 
 /// `out = A(silu(gate) * up)`: the bits of [`crate::Epilogue::SiluMul`] from stored sums.
+///
+/// The CUDA kernel has bf16 only, widths and strides that are multiples of 8, and operands aligned to 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SiluMul {
     problem: SiluMulProblem,
+    /// Whether it was planned for a CUDA device.
+    pub(crate) on_cuda: bool,
+    pub(crate) programmatic: bool,
 }
 
 impl SiluMul {
@@ -36,8 +44,16 @@ impl SiluMul {
     pub fn plan(problem: SiluMulProblem, device: &DeviceInfo) -> Result<Self> {
         plan::rows(OP, problem.rows)?;
         plan::sizes(OP, [("n", problem.n)])?;
-        plan::on_cpu(OP, device)?;
-        Ok(SiluMul { problem })
+        plan::vectors(OP, problem.n, device)?;
+        let on_cuda = plan::has_kernel(OP, device, BUILT)?;
+        Ok(SiluMul { problem, on_cuda, programmatic: false })
+    }
+
+    /// Lets the CUDA kernel begin while the one before it on the stream still runs; it touches nothing before that
+    /// one is done.
+    pub fn overlapping(mut self, on: bool) -> Self {
+        self.programmatic = on;
+        self
     }
 
     /// The sizes it was planned for.

@@ -12,7 +12,7 @@ use crate::{
     sealed::Sealed,
     sys::{
         self, ls_dense_add_norm_params, ls_dense_concat_norm_params, ls_dense_embed_params,
-        ls_dense_gated_norm_params, ls_dense_norm_params,
+        ls_dense_gated_norm_params, ls_dense_norm_params, ls_dense_silu_mul_params,
     },
 };
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
@@ -173,8 +173,34 @@ impl DenseBackend for Cuda {
         Error::status(norm::CONCAT_NORM, unsafe { sys::ls_dense_concat_norm_smxx(&p, on.cu_stream().cast()) })
     }
 
-    fn silu_mul<A: Activation>(_: &SiluMul, _: &Arc<CudaStream>, _: SiluMulArgs<'_, Cuda, A>) -> Result<()> {
-        Err(Error::NotBuilt { op: act::OP })
+    fn silu_mul<A: Activation>(
+        op: &SiluMul,
+        on: &Arc<CudaStream>,
+        args: SiluMulArgs<'_, Cuda, A>,
+    ) -> Result<()> {
+        let SiluMulArgs { mut out, gate, up } = args;
+        let launch = op.on_cuda.then_some(Launch { vectors: 1, programmatic: op.programmatic });
+        let launch = planned::<A>(act::OP, launch)?;
+        on.context().bind_to_thread()?;
+        let (out_at, _out) = out.data.device_ptr_mut(on);
+        let (gate_at, _gate) = gate.data.device_ptr(on);
+        let (up_at, _up) = up.data.device_ptr(on);
+        check(act::OP, "out", out_at, &out.strides)?;
+        check(act::OP, "gate", gate_at, &gate.strides)?;
+        check(act::OP, "up", up_at, &up.strides)?;
+        let p = ls_dense_silu_mul_params {
+            out: out_at as *mut _,
+            gate: gate_at as *const _,
+            up: up_at as *const _,
+            out_stride: out.strides[0] as i64,
+            gate_stride: gate.strides[0] as i64,
+            up_stride: up.strides[0] as i64,
+            rows: op.problem().rows as i32,
+            n: op.problem().n as i32,
+            programmatic: i32::from(launch.programmatic),
+        };
+        // SAFETY: as for `norm`.
+        Error::status(act::OP, unsafe { sys::ls_dense_silu_mul_smxx(&p, on.cu_stream().cast()) })
     }
 
     fn embed<A: Activation, W: Activation>(

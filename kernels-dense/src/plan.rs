@@ -11,11 +11,6 @@ pub(crate) const BUILT: Archs = Archs { sm80: cfg!(kernels_sm80), sm90a: cfg!(ke
 #[cfg(not(feature = "cuda"))]
 pub(crate) const BUILT: Archs = Archs { sm80: false, sm90a: false };
 
-/// For operations that have no kernel yet in any build.
-pub(crate) fn on_cpu(op: &'static str, device: &DeviceInfo) -> Result<()> {
-    if device.arch.is_some() { Err(Error::NotBuilt { op }) } else { Ok(()) }
-}
-
 /// Whether there is a kernel for `device` to run; `false` on the CPU, which needs none.
 pub(crate) fn has_kernel(op: &'static str, device: &DeviceInfo, built: Archs) -> Result<bool> {
     match device.arch {

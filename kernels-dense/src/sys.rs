@@ -261,6 +261,42 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct ls_dense_silu_mul_params {
+    pub out: *mut ::core::ffi::c_void,
+    pub gate: *const ::core::ffi::c_void,
+    pub up: *const ::core::ffi::c_void,
+    pub out_stride: i64,
+    pub gate_stride: i64,
+    pub up_stride: i64,
+    pub rows: i32,
+    pub n: i32,
+    pub programmatic: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_dense_silu_mul_params"][::core::mem::size_of::<ls_dense_silu_mul_params>() - 64usize];
+    ["Alignment of ls_dense_silu_mul_params"][::core::mem::align_of::<ls_dense_silu_mul_params>() - 8usize];
+    ["Offset of field: ls_dense_silu_mul_params::out"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, out) - 0usize];
+    ["Offset of field: ls_dense_silu_mul_params::gate"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, gate) - 8usize];
+    ["Offset of field: ls_dense_silu_mul_params::up"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, up) - 16usize];
+    ["Offset of field: ls_dense_silu_mul_params::out_stride"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, out_stride) - 24usize];
+    ["Offset of field: ls_dense_silu_mul_params::gate_stride"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, gate_stride) - 32usize];
+    ["Offset of field: ls_dense_silu_mul_params::up_stride"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, up_stride) - 40usize];
+    ["Offset of field: ls_dense_silu_mul_params::rows"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, rows) - 48usize];
+    ["Offset of field: ls_dense_silu_mul_params::n"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, n) - 52usize];
+    ["Offset of field: ls_dense_silu_mul_params::programmatic"]
+        [::core::mem::offset_of!(ls_dense_silu_mul_params, programmatic) - 56usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct ls_dense_linear_params {
     pub out: *mut ::core::ffi::c_void,
     pub x: *const ::core::ffi::c_void,
@@ -523,6 +559,7 @@ unsafe extern "C" {
     pub fn ls_dense_concat_norm_smxx(p: *const ls_dense_concat_norm_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_gated_norm_smxx(p: *const ls_dense_gated_norm_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_embed_smxx(p: *const ls_dense_embed_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_silu_mul_smxx(p: *const ls_dense_silu_mul_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_linear_smxx(p: *const ls_dense_linear_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_head_smxx(p: *const ls_dense_head_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_moe_smxx(p: *const ls_dense_moe_params, stream: ls_stream_t) -> i32;
@@ -556,6 +593,11 @@ pub unsafe extern "C" fn ls_dense_gated_norm_smxx(
 
 #[cfg(not(kernels_built))]
 pub unsafe extern "C" fn ls_dense_embed_smxx(_: *const ls_dense_embed_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_dense_silu_mul_smxx(_: *const ls_dense_silu_mul_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }
 

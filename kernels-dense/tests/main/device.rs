@@ -130,12 +130,13 @@ pub(crate) fn overlapping_launches_wait(device: &Device) {
             Embed::plan(EmbedProblem { rows, n, vocab }, &device.info).unwrap().overlapping(overlapping);
         let add = AddNorm::plan(problem, &device.info).unwrap().overlapping(overlapping);
         let plain = Norm::plan(problem, &device.info).unwrap().overlapping(overlapping);
+        let silu = SiluMul::plan(SiluMulProblem { rows, n }, &device.info).unwrap().overlapping(overlapping);
         let concat = ConcatNorm::plan(problem, &device.info).unwrap().overlapping(overlapping);
         let heads = GatedNormProblem { rows, heads: n / 128, head_dim: 128, eps: EPS };
         let gated = GatedNorm::plan(heads, &device.info).unwrap().overlapping(overlapping);
         let nan = |width: usize| Cuda::upload(queue, &vec![poison::<bf16>(); rows * width]).unwrap();
         let mut residual = Cuda::zeros::<bf16>(queue, rows * n).unwrap();
-        let (mut a, mut b, mut c, mut both) = (nan(n), nan(n), nan(n), nan(2 * n));
+        let (mut a, mut b, mut c, mut d, mut both) = (nan(n), nan(n), nan(n), nan(n), nan(2 * n));
         device.queue.synchronize().unwrap();
         let (dims, three) = ([rows, n], [rows, n / 128, 128]);
         for ids in &ids {
@@ -159,9 +160,15 @@ pub(crate) fn overlapping_launches_wait(device: &Device) {
                 weight: Tensor::of(&gated_weight, [128]),
             };
             gated.run(queue, args).unwrap();
+            let args = SiluMulArgs::<Cuda> {
+                out: TensorMut::of(&mut d, dims),
+                gate: Tensor::of(&c, dims),
+                up: Tensor::of(&b, dims),
+            };
+            silu.run(queue, args).unwrap();
             let args = ConcatNormArgs::<Cuda> {
                 out: TensorMut::of(&mut both, [rows, 2 * n]),
-                left: Tensor::of(&c, dims),
+                left: Tensor::of(&d, dims),
                 left_weight: Tensor::of(&weight, [n]),
                 right: Tensor::of(&b, dims),
                 right_weight: Tensor::of(&weight, [n]),
@@ -181,7 +188,7 @@ pub(crate) fn overlapping_launches_wait(device: &Device) {
             };
             add.run(queue, args).unwrap();
         }
-        let parts = [(&residual, n), (&a, n), (&b, n), (&c, n), (&both, 2 * n)];
+        let parts = [(&residual, n), (&a, n), (&b, n), (&c, n), (&d, n), (&both, 2 * n)];
         parts.map(|(x, width)| Cuda::read(queue, x, 0..rows * width).unwrap()).concat()
     };
     let want = chain(false);
@@ -235,7 +242,7 @@ pub(crate) fn offsets_are_64_bits(device: &Device) {
     assert_same_bits("the last residual", &residual, &values[2 * n..]);
 }
 
-/// CUDA has bf16 only, what is planned for the CPU does not run there, and neither does what has no kernel.
+/// CUDA has bf16 only, and what is planned for the CPU does not run there.
 pub(crate) fn what_has_no_kernel_is_refused(device: &Device) {
     let queue = &device.queue;
     let name = |op| match op {
@@ -244,6 +251,7 @@ pub(crate) fn what_has_no_kernel_is_refused(device: &Device) {
         Op::ConcatNorm => "concat_norm",
         Op::GatedNorm => "gated_norm",
         Op::Embed => "embed",
+        Op::SiluMul => "silu_mul",
     };
     for op in OPS {
         let (case, name) = (Case { op, parts: 1, n: 128 }, name(op));
@@ -286,13 +294,4 @@ pub(crate) fn what_has_no_kernel_is_refused(device: &Device) {
     let embed = Embed::plan(EmbedProblem { rows: 2, n: 16, vocab: 2 }, &device.info).unwrap();
     let text = embed.run(queue, args).unwrap_err().to_string();
     assert_eq!(text, "dense::embed: a table of f32 on CUDA (bf16 is) is not supported");
-    // An operation without a kernel, planned for the CPU.
-    let args = SiluMulArgs::<Cuda> {
-        out: TensorMut::of(&mut out, [2, 16]),
-        gate: Tensor::of(&x, [2, 16]),
-        up: Tensor::of(&x, [2, 16]),
-    };
-    let refused =
-        SiluMul::plan(SiluMulProblem { rows: 2, n: 16 }, &DeviceInfo::cpu()).unwrap().run(queue, args);
-    assert!(matches!(refused, Err(Error::NotBuilt { op: "dense::silu_mul" })));
 }

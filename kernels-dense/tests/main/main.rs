@@ -71,7 +71,7 @@ fn main() {
     properties::add(&mut suite);
     cpu!(suite, refusals:
         plans_refuse_sizes_by_name_and_value
-        plans_for_a_device_say_that_there_are_no_kernels_yet
+        plans_for_a_device_want_whole_vectors
         operations_give_their_problem_back
         operands_are_checked_by_name
         every_operand_of_the_mixture_is_checked);

@@ -1,4 +1,4 @@
-//! Operands of a norm or an embedding, with poison wherever nothing may be read and canaries wherever nothing may be
+//! Operands of a norm, an embedding or a gated activation, with poison wherever nothing may be read and canaries wherever nothing may be
 //! written.
 
 use crate::calls::EPS;
@@ -22,9 +22,11 @@ pub(crate) enum Op {
     ConcatNorm,
     GatedNorm,
     Embed,
+    SiluMul,
 }
 
-pub(crate) const OPS: [Op; 5] = [Op::Norm, Op::AddNorm, Op::ConcatNorm, Op::GatedNorm, Op::Embed];
+pub(crate) const OPS: [Op; 6] =
+    [Op::Norm, Op::AddNorm, Op::ConcatNorm, Op::GatedNorm, Op::Embed, Op::SiluMul];
 
 /// What is computed: `parts` is the heads of a gated norm, 1 elsewhere; `n` the width of a part.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +49,7 @@ pub(crate) struct Data<A> {
     pub(crate) ids: Vec<i32>,
     /// `[rows, parts, n]`
     pub(crate) x: Vec<A>,
-    /// `[rows, parts, n]`: residual, right rows or gate.
+    /// `[rows, parts, n]`: residual, right rows, gate or up.
     pub(crate) y: Vec<A>,
 }
 
@@ -235,6 +237,16 @@ impl<B: Place, A: Activation> World<B, A> {
                         out: TensorMut::new(out, [rows, n]).with_strides([out_row, 1]),
                         ids: Tensor::new(self.ids.view(), [rows]),
                         table: Tensor::new(self.table.view(), [VOCAB, n]).with_strides([row, 1]),
+                    },
+                )
+            }
+            Op::SiluMul => {
+                SiluMul::plan(SiluMulProblem { rows, n }, device)?.overlapping(self.overlapping).run::<B, A>(
+                    on,
+                    SiluMulArgs {
+                        out: TensorMut::new(out, [rows, n]).with_strides([out_row, 1]),
+                        gate: Tensor::new(self.x.view(), [rows, n]).with_strides([row, 1]),
+                        up: Tensor::new(self.y.view(), [rows, n]).with_strides([row, 1]),
                     },
                 )
             }

@@ -1,10 +1,10 @@
-//! `xtask pack`: test, bench and example executables for a GPU host that has no Rust.
+//! `xtask pack`: programs, benches, examples and tests with cases for a GPU, for a GPU host that has no Rust.
 
 use crate::workspace::{Package, capture, cargo, packages, root, run as run_command};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -76,14 +76,10 @@ pub(crate) fn run(options: Options) -> Result<()> {
 /// Name in the pack → executable.
 fn build(root: &Path, packages: &[Package], release: bool) -> Result<BTreeMap<String, PathBuf>> {
     let mut command = cargo(root);
-    command.args([
-        "build",
-        "--tests",
-        "--benches",
-        "--examples",
-        "--bins",
-        "--message-format=json-render-diagnostics",
-    ]);
+    command.args(["build", "--benches", "--examples", "--bins", "--message-format=json-render-diagnostics"]);
+    for suite in packages.iter().flat_map(|p| &p.suites).collect::<BTreeSet<_>>() {
+        command.args(["--test", suite]);
+    }
     if release {
         command.arg("--release");
     }
@@ -108,9 +104,12 @@ fn executable(message: &Value, packages: &[Package]) -> Option<(String, PathBuf)
     Some(match kind {
         "bench" => (format!("benches/{name}--{target}"), path),
         "example" if !tested => (format!("examples/{name}--{target}"), path),
-        "test" => (format!("tests/{name}--{target}"), path),
+        // Another package's suite may have the same name.
+        "test" if package.suites.iter().any(|suite| suite == target) => {
+            (format!("tests/{name}--{target}"), path)
+        }
         "bin" if !tested => (target.to_owned(), path),
-        _ => (format!("tests/{name}--{kind}"), path),
+        _ => return None,
     })
 }
 
@@ -138,15 +137,21 @@ mod tests {
 
     #[test]
     fn executables_are_named_by_package_and_target() {
-        let packages =
-            [Package { id: "kernels-conv 0.1.0".into(), name: "kernels-conv".into(), ..Default::default() }];
+        let packages = [Package {
+            id: "kernels-conv 0.1.0".into(),
+            name: "kernels-conv".into(),
+            suites: vec!["main".into()],
+            ..Default::default()
+        }];
         let message = |kind: &str, name: &str, test: bool| {
             json!({ "package_id": "kernels-conv 0.1.0", "executable": "/t/x", "profile": { "test": test },
                 "target": { "kind": [kind], "name": name } })
         };
         let name = |kind, target, test| executable(&message(kind, target, test), &packages).unwrap().0;
         assert_eq!(name("test", "main", true), "tests/kernels-conv--main");
-        assert_eq!(name("lib", "kernels_conv", true), "tests/kernels-conv--lib");
+        let dropped = |kind, target, test| executable(&message(kind, target, test), &packages).is_none();
+        assert!(dropped("lib", "kernels_conv", true), "unit tests have nothing for a GPU");
+        assert!(dropped("test", "plain", true), "nor do tests with the standard harness");
         assert_eq!(name("bench", "conv", false), "benches/kernels-conv--conv");
         assert_eq!(name("example", "verify", false), "examples/kernels-conv--verify");
         assert_eq!(name("bin", "lockstep", false), "lockstep");

@@ -70,6 +70,8 @@ pub(crate) struct Package {
     pub(crate) dependencies: Vec<Dependency>,
     /// Names of its bench targets.
     pub(crate) benches: Vec<String>,
+    /// Names of its tests with a harness of their own: those that have cases for a GPU.
+    pub(crate) suites: Vec<String>,
 }
 
 /// What a package says it depends on.
@@ -109,6 +111,21 @@ pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
             .filter(|t| t["kind"][0] == "bench")
             .map(|t| text(&t["name"]))
             .collect(),
+        suites: Vec::new(),
     };
-    Ok(list(&metadata["packages"]).iter().map(package).collect())
+    let mut packages: Vec<Package> = list(&metadata["packages"]).iter().map(package).collect();
+    for (package, p) in packages.iter_mut().zip(list(&metadata["packages"])) {
+        package.suites = suites(Path::new(&text(&p["manifest_path"])))?;
+    }
+    Ok(packages)
+}
+
+/// Names of the manifest's tests with `harness = false`, which cargo's metadata does not tell.
+fn suites(manifest: &Path) -> Result<Vec<String>> {
+    let shown = || format!("reading {}", manifest.display());
+    let manifest: toml::Table =
+        std::fs::read_to_string(manifest).with_context(shown)?.parse().with_context(shown)?;
+    let tests = manifest.get("test").and_then(toml::Value::as_array).map_or(&[][..], Vec::as_slice);
+    let own = tests.iter().filter(|test| test.get("harness").and_then(toml::Value::as_bool) == Some(false));
+    Ok(own.filter_map(|test| Some(test.get("name")?.as_str()?.to_owned())).collect())
 }

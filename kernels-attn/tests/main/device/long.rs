@@ -6,7 +6,12 @@ use crate::accuracy;
 use crate::support::{Model, PLAIN, Placement, Sequence, attend_split};
 use kernels_attn::{Problem, Share};
 use kernels_core::{Backend, Cuda, KvStrides, bf16};
-use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng};
+use kernels_testkit::{
+    compare::assert_same_bits,
+    device::Device,
+    rng::Rng,
+    runner::{sanitized, stride},
+};
 
 /// Three rows that end at position 262,144: the same bytes row by row, by every share and path, by a prefill; within
 /// the bound of f64.
@@ -15,8 +20,10 @@ pub fn a_quarter_of_a_million_tokens(device: &Device) {
     let model = Model::new::<Cuda>(2, 1, 128);
     let sequence: Sequence<bf16> = model.sequence(60, 262_141, 3, 8.0);
     let want = attend_split::<Cuda, _>(on, &model, &PLAIN, &sequence, &[1; 3]);
-    accuracy::check_outputs::<Cuda, bf16>(&model, &sequence, &want);
-    for grid in grids(device) {
+    if !sanitized() {
+        accuracy::check_outputs::<Cuda, bf16>(&model, &sequence, &want);
+    }
+    for grid in grids(device).into_iter().step_by(stride(2)) {
         let placement = Placement { page_rows: 64, seed: 61, grid: Some(grid), ..PLAIN };
         let got = attend_split::<Cuda, _>(on, &model, &placement, &sequence, &[3]);
         assert_same_bits(&format!("{grid:?}"), &got, &want);

@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// A bf16 tensor of five dimensions, the fastest first and without gaps; its boxes have 64 elements of the fastest and
-// `box_rows` of the second, in rows of 128 bytes, swizzled as wgmma_swizzled() describes.
+// A bf16 tensor of five dimensions, the fastest first and without gaps; its boxes have 64 elements of the fastest,
+// `box_rows` of the second and `box_blocks` of the third, in rows of 128 bytes, swizzled as wgmma_swizzled() describes.
 struct TensorMap {
   const void* base;  // aligned to 16 bytes
   uint64_t sizes[5];
@@ -17,6 +17,8 @@ struct TensorMap {
   uint32_t box_rows;
   // Twice the box's rows where neighbours are read soon: weights that stream along K.
   CUtensorMapL2promotion fetch = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+
+  uint32_t box_blocks = 1;
 
   // Returns a status as launchers do.
   int32_t encode(CUtensorMap& map) const {
@@ -31,7 +33,7 @@ struct TensorMap {
 #endif
     if (error != cudaSuccess) return int32_t(error);
     if (found != cudaDriverEntryPointSuccess) return int32_t(cudaErrorSymbolNotFound);
-    const uint32_t box[5] = {64, box_rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
+    const uint32_t box[5] = {64, box_rows, box_blocks, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
     const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
         &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<void*>(base), sizes, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, fetch,

@@ -8,17 +8,6 @@
 
 namespace lockstep::dense {
 
-// A layer of each routed expert and of the shared one. Rows of the output are pairs: row * top_k + rank, then, for the
-// shared expert, rows * top_k + row.
-struct Experts {
-  Layer routed, shared;
-  int64_t expert_stride;   // of the routed weights
-  const int32_t* members;
-  const Group* groups;
-  int32_t rows, top_k, columns, shared_groups;
-  bool gather;             // whether rows of x are rows, and not pairs
-};
-
 struct GroupRows {
   static constexpr bool kRagged = true;
   Layer layer;
@@ -73,12 +62,6 @@ __global__ void __launch_bounds__(32 * kWarps) experts(const Experts e) {
   products.run(sums);
   Best best[kN / 8];
   products.finish(sums, best);
-}
-
-// At most so many groups of routed experts: with D experts of R rows in all, D + (R - D) / columns, rounded down.
-inline int32_t routed_groups(int32_t experts, int32_t pairs, int32_t columns) {
-  const int32_t distinct = experts < pairs ? experts : pairs;
-  return distinct + (pairs - distinct) / columns;
 }
 
 template <int kN, Kind kKind, int kWarps, int kStages>

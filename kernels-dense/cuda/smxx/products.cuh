@@ -160,6 +160,18 @@ struct Products {
     }
   }
 
+  // The same of one segment whose steps all have a stage of their own.
+  __device__ __forceinline__ void run_at_once(Sums& total) const {
+    for (int step = begin; step < end; ++step) bring_rows(step);
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < kStages - 1; ++step) {
+      if (begin + step < end) multiply(total, stages[step]);
+    }
+  }
+
   // Stores the sums; of a head's, `best` gets the best of each column.
   __device__ __forceinline__ void finish(const Sums& d, Best (&best)[T::kEights]) const {
     const Layer& layer = operands.layer;

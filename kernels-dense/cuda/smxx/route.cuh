@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lockstep/flags.cuh"
+#include "choose.cuh"
 #include "products.cuh"
 
 namespace lockstep::dense {
@@ -25,7 +26,7 @@ struct RouterRows {
 };
 
 constexpr int kRouterWarps = 2;
-constexpr int kRouterStages = 8;
+constexpr int kRouterStages = 9;  // all of a segment's eight steps are on their way at once
 
 template <int kN>
 __global__ void __launch_bounds__(32 * kRouterWarps) router(const Layer layer, const __nv_bfloat16* shared_gate) {
@@ -40,10 +41,15 @@ __global__ void __launch_bounds__(32 * kRouterWarps) router(const Layer layer, c
   const P products(operands, reinterpret_cast<typename P::Stage*>(bytes), begin,
                    min(layer.steps, begin + layer.segment_steps));
   products.bring_first_weights();
-  pdl::wait();
+  // What comes next begins with weights at most, and waits for all of this.
   pdl::launch_dependents();
+  pdl::wait();
   typename P::Sums sums = {};
-  products.run(sums);
+  if (products.end - begin < kRouterStages) {
+    products.run_at_once(sums);
+  } else {
+    products.run(sums);
+  }
   Best best[kN / 8];
   products.finish(sums, best);
 }
@@ -53,91 +59,6 @@ constexpr int kRouteThreads = 32 * kRouteWarps;
 constexpr int kExpertsOfThread = LS_DENSE_MOE_MAX_EXPERTS / kRouteThreads;
 static_assert(kExpertsOfThread * kRouteThreads == LS_DENSE_MOE_MAX_EXPERTS);
 static_assert(LS_DENSE_MOE_MAX_EXPERTS <= 1 << 16 && LS_DENSE_MOE_MAX_PAIRS < 1 << 16, "16 bits hold a number of either");
-
-// Rows of one expert that are computed together.
-struct Group {
-  int32_t expert, first, count, nothing;  // members first to first + count; none of a group that is not needed
-};
-
-struct Routing {
-  const float* logits;  // [segments, rows, width]
-  float* weights;       // [rows, top_k + 1]
-  int32_t* chosen;      // [rows, top_k]
-  int32_t* members;     // [rows * top_k], pairs by expert
-  Group* groups;        // [group_count]
-  int32_t* routes;      // null where nobody asks
-  uint32_t* arrived;
-  int64_t routes_stride;
-  int32_t rows, experts, width, segments, top_k, columns, group_count;
-};
-
-// Below every probability, and below kLost.
-constexpr float kTaken = -2.0f;
-// What a NaN counts as: a row with NaN still goes to top_k different experts.
-constexpr float kLost = -1.0f;
-
-// One warp, one row. A lane has every 32nd expert, as the CPU's softmax has.
-struct RouteOfRow {
-  const Routing& r;
-  float* const p;  // [experts], of this warp
-  const int row, lane;
-
-  __device__ __forceinline__ float logit(int feature) const {
-    const int64_t of_segment = int64_t(r.rows) * r.width;
-    const float* at = r.logits + int64_t(row) * r.width + feature;
-    float sum = *at;
-    for (int segment = 1; segment < r.segments; ++segment) sum = __fadd_rn(sum, *(at += of_segment));
-    return sum;
-  }
-
-  __device__ __forceinline__ void softmax() const {
-    float max = -__int_as_float(0x7f800000);
-    for (int i = lane; i < r.experts; i += 32) {
-      const float l = p[i] = logit(i);
-      max = l > max ? l : max;
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      const float other = __shfl_xor_sync(0xffffffffu, max, distance);
-      max = other > max ? other : max;
-    }
-    float total = 0.0f;
-    for (int i = lane; i < r.experts; i += 32) total = __fadd_rn(total, p[i] = exp(__fadd_rn(p[i], -max)));
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, distance));
-    }
-    for (int i = lane; i < r.experts; i += 32) p[i] = __fdiv_rn(p[i], total);
-  }
-
-  // The most probable expert that is not taken; of equals the smallest id.
-  __device__ __forceinline__ Best take() const {
-    Best best = nobody();
-    for (int i = lane; i < r.experts; i += 32) improve(best, p[i] != p[i] ? kLost : p[i], i);
-    improve_across<1, 16>(best);
-    if (best.id % 32 == lane) p[best.id] = kTaken;
-    return best;
-  }
-
-  __device__ __forceinline__ void run() const {
-    softmax();
-    Best own = {};  // of rank `lane`
-    float total = 0.0f;
-    for (int rank = 0; rank < r.top_k; ++rank) {
-      Best best = take();
-      if (best.value == kLost) best.value = __int_as_float(0x7fffffff);
-      total = __fadd_rn(total, best.value);
-      if (rank == lane) own = best;
-    }
-    float* const weights = r.weights + int64_t(row) * (r.top_k + 1);
-    if (lane < r.top_k) {
-      weights[lane] = __fdiv_rn(own.value, total);
-      r.chosen[row * r.top_k + lane] = own.id;
-      if (r.routes != nullptr) r.routes[row * r.routes_stride + lane] = own.id;
-    }
-    if (lane == 0) weights[r.top_k] = sigmoid(logit(r.experts));
-  }
-};
 
 // Of the block that is done last: pairs (row, rank) by expert, in ascending order, and cut into groups.
 struct List {
@@ -209,26 +130,37 @@ struct List {
   }
 };
 
+template <int kEach>
 __global__ void __launch_bounds__(kRouteThreads) route(const Routing routing) {
-  // First the probabilities, then the pairs' experts.
-  __shared__ float bytes[kRouteWarps * LS_DENSE_MOE_MAX_EXPERTS];
+  __shared__ uint16_t ids[LS_DENSE_MOE_MAX_PAIRS];
   __shared__ int32_t counts[LS_DENSE_MOE_MAX_EXPERTS];
   __shared__ uint32_t of_warps[kRouteWarps];
   __shared__ bool last;
-  static_assert(sizeof(uint16_t) * LS_DENSE_MOE_MAX_PAIRS <= sizeof bytes);
-  const int warp = threadIdx.x / 32, row = blockIdx.x * kRouteWarps + warp;
-  pdl::wait();
+  const int row = blockIdx.x * kRouteWarps + threadIdx.x / 32;
+  // What comes next begins with weights, and waits for all of this.
   pdl::launch_dependents();
+  pdl::wait();
   if (row < routing.rows) {
-    RouteOfRow{routing, bytes + warp * LS_DENSE_MOE_MAX_EXPERTS, row, int(threadIdx.x % 32)}.run();
+    const int lane = threadIdx.x % 32, top_k = routing.top_k;
+    const Choice choice = RouteOfRow<kEach>{routing, row, lane}.choose();
+    float* const weights = routing.weights + int64_t(row) * (top_k + 1);
+    if (lane < top_k) {
+      weights[lane] = choice.weight;
+      routing.chosen[row * top_k + lane] = choice.expert;
+      if (routing.routes != nullptr) routing.routes[row * routing.routes_stride + lane] = choice.expert;
+    }
+    if (lane == 0) weights[top_k] = choice.shared;
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
-    last = add_acquire_release(routing.arrived, 1) == gridDim.x - 1;
-    if (last) *routing.arrived = 0;
+  if (gridDim.x > 1) {
+    if (threadIdx.x == 0) {
+      last = add_acquire_release(routing.arrived, 1) == gridDim.x - 1;
+      if (last) *routing.arrived = 0;
+    }
+    __syncthreads();
+    if (!last) return;
   }
-  __syncthreads();
-  if (last) List{routing, reinterpret_cast<uint16_t*>(bytes), counts, of_warps}.run();
+  List{routing, ids, counts, of_warps}.run();
 }
 
 }  // namespace lockstep::dense

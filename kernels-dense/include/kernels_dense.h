@@ -238,10 +238,13 @@ typedef struct ls_dense_moe_params {
   int32_t shared_down_segment;
   int32_t columns;            /* rows of an expert that are computed together: 8, 16, 32. Never changes a bit */
   int32_t rows_at_once;       /* more rows than that read the experts again. Never changes a bit */
+  int32_t multiprocessors;    /* sm90 only: of the device. Never changes a bit                  */
   int32_t programmatic;       /* 1: may begin, and load weights, while the preceding kernel still runs */
 } ls_dense_moe_params;
 
 int32_t ls_dense_moe_smxx(const ls_dense_moe_params* p, ls_stream_t stream);
+/* Widths are multiples of 64. */
+int32_t ls_dense_moe_sm90(const ls_dense_moe_params* p, ls_stream_t stream);
 
 #ifdef __cplusplus
 }

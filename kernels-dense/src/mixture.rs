@@ -3,11 +3,11 @@
 //! Segments of k are those of linear layers of the same shapes, and decide bits. Everything else is a matter of speed.
 
 use crate::{
-    MoeProblem,
-    partition::{ZEROED, segment},
+    MoeProblem, Path,
+    partition::{STEP, ZEROED, segment},
     plan::{self, VECTOR},
 };
-use kernels_core::{Archs, DType, DeviceInfo, Error, Result};
+use kernels_core::{Arch, Archs, DType, DeviceInfo, Error, Result};
 
 /// `LS_DENSE_MOE_MAX_EXPERTS`, `LS_DENSE_MOE_MAX_TOP_K`, `LS_DENSE_MOE_MAX_PAIRS`.
 const MAX_EXPERTS: usize = 1024;
@@ -22,6 +22,8 @@ const COLUMNS: [usize; 3] = [8, 16, 32];
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoeGrid {
+    /// Which kernels run.
+    pub path: Path,
     /// Rows of an expert that a block computes together: 8, 16 or 32.
     pub columns: usize,
     /// Rows that are routed and computed together.
@@ -34,6 +36,8 @@ pub(crate) struct Mixture {
     problem: MoeProblem,
     pub(crate) grid: MoeGrid,
     pub(crate) programmatic: bool,
+    pub(crate) multiprocessors: usize,
+    hopper: bool,
 }
 
 /// Lengths of the segments of k.
@@ -85,18 +89,30 @@ impl Mixture {
         if !plan::has_kernel(op, device, built)? {
             return Ok(None);
         }
-        let grid = MoeGrid { columns: COLUMNS[2], rows_at_once: ROWS_AT_ONCE };
-        let mixture = Mixture { problem, grid, programmatic: false }.with(grid);
-        // No expert has more rows than there are.
-        let columns = COLUMNS.into_iter().find(|c| *c >= problem.rows).unwrap_or(COLUMNS[2]);
-        Ok(Some(mixture.with(MoeGrid { columns, ..mixture.grid })))
+        let grid = MoeGrid { path: Path::Sm90, columns: 8, rows_at_once: ROWS_AT_ONCE };
+        let multiprocessors = device.multiprocessors.max(1);
+        let hopper = built.sm90a && device.arch == Some(Arch::SM90);
+        let mixture = Mixture { problem, grid, programmatic: false, multiprocessors, hopper };
+        let path = mixture.with(grid).grid.path;
+        // Of an expert's rows, on average: more columns than most experts have rows for leave less room for weights.
+        let each = problem.rows.min(ROWS_AT_ONCE) * problem.top_k / problem.experts;
+        let fit = match path {
+            // No expert has more rows than there are.
+            Path::Sm80 => problem.rows,
+            Path::Sm90 => 2 * each,
+        };
+        let columns = COLUMNS.into_iter().find(|c| *c >= fit).unwrap_or(COLUMNS[2]);
+        Ok(Some(mixture.with(MoeGrid { columns, ..grid })))
     }
 
     /// The same with another grid; what the kernels do not have becomes what they have.
     pub(crate) fn with(self, grid: MoeGrid) -> Self {
+        let MoeProblem { rows, hidden, top_k, intermediate, shared_intermediate, .. } = self.problem;
+        let whole = [hidden, intermediate, shared_intermediate].iter().all(|k| k.is_multiple_of(STEP));
+        let path = if self.hopper && whole { grid.path } else { Path::Sm80 };
         let columns = COLUMNS.into_iter().find(|c| *c >= grid.columns).unwrap_or(COLUMNS[2]);
-        let most = (MAX_PAIRS / self.problem.top_k).min(self.problem.rows).max(1);
-        Mixture { grid: MoeGrid { columns, rows_at_once: grid.rows_at_once.clamp(1, most) }, ..self }
+        let most = (MAX_PAIRS / top_k).min(rows).max(1);
+        Mixture { grid: MoeGrid { path, columns, rows_at_once: grid.rows_at_once.clamp(1, most) }, ..self }
     }
 
     pub(crate) fn segments(&self) -> Segments {
@@ -117,7 +133,7 @@ impl Mixture {
 
     pub(crate) fn parts(&self) -> Parts {
         let MoeProblem { hidden, experts, top_k, .. } = self.problem;
-        let MoeGrid { columns, rows_at_once: rows } = self.grid;
+        let MoeGrid { columns, rows_at_once: rows, .. } = self.grid;
         let segments = hidden.div_ceil(self.segments().router);
         // The shared expert's gate is one more row of the router.
         let width = (experts + 1).next_multiple_of(VECTOR);
@@ -186,19 +202,43 @@ mod tests {
 
     #[test]
     fn rows_choose_the_grid() {
+        let sm90 = |columns, rows_at_once| MoeGrid { path: Path::Sm90, columns, rows_at_once };
         let grid = |rows, top_k| plan(MoeProblem { rows, top_k, ..REAL }).grid;
-        assert_eq!(grid(1, 8), MoeGrid { columns: 8, rows_at_once: 1 });
-        assert_eq!(grid(9, 8), MoeGrid { columns: 16, rows_at_once: 9 });
-        assert_eq!(grid(64, 8), MoeGrid { columns: 32, rows_at_once: 64 });
-        assert_eq!(grid(3000, 8), MoeGrid { columns: 32, rows_at_once: 1024 });
-        assert_eq!(grid(3000, 32), MoeGrid { columns: 32, rows_at_once: 256 });
+        assert_eq!(grid(1, 8), sm90(8, 1));
+        assert_eq!(grid(9, 8), sm90(8, 9));
+        assert_eq!(grid(159, 8), sm90(8, 159));
+        assert_eq!(grid(160, 8), sm90(16, 160), "5 of an expert");
+        assert_eq!(grid(300, 8), sm90(32, 300));
+        assert_eq!(grid(3000, 8), sm90(32, 1024));
+        assert_eq!(grid(3000, 32), sm90(32, 256));
         // No rows: no launch, but a plan.
-        assert_eq!(grid(0, 8), MoeGrid { columns: 8, rows_at_once: 1 });
+        assert_eq!(grid(0, 8), sm90(8, 1));
+    }
+
+    #[test]
+    fn devices_and_widths_choose_the_path() {
+        let sm80 = |columns, rows_at_once| MoeGrid { path: Path::Sm80, columns, rows_at_once };
+        let grid = |problem, device: &DeviceInfo, built| {
+            Mixture::plan("dense::test", problem, device, built).unwrap().unwrap().grid
+        };
+        let (h200, rows) = (DeviceInfo::h200(), |rows| MoeProblem { rows, ..REAL });
+        for odd in [
+            MoeProblem { hidden: 2040, ..REAL },
+            MoeProblem { intermediate: 520, ..REAL },
+            MoeProblem { shared_intermediate: 8, ..REAL },
+        ] {
+            assert_eq!(grid(odd, &h200, BOTH), sm80(8, 1));
+        }
+        let portable = Archs { sm90a: false, ..BOTH };
+        assert_eq!(grid(rows(9), &h200, portable), sm80(16, 9));
+        assert_eq!(grid(rows(64), &h200, portable), sm80(32, 64));
+        assert_eq!(grid(rows(9), &DeviceInfo { arch: Some(Arch::SM80), ..h200 }, BOTH), sm80(16, 9));
     }
 
     #[test]
     fn parts_lie_one_after_the_other() {
-        let parts = plan(MoeProblem { rows: 64, ..REAL }).parts();
+        let mixture = plan(MoeProblem { rows: 64, ..REAL });
+        let parts = mixture.with(MoeGrid { columns: 32, ..mixture.grid }).parts();
         assert_eq!(parts.logits, 8192);
         assert_eq!(parts.weights - parts.logits, 4 * 4 * 64 * 264);
         assert_eq!(parts.chosen - parts.weights, 4 * 64 * 9);

@@ -27,7 +27,7 @@ pub struct Grid {
 }
 
 /// Elements of k that are loaded together.
-const STEP: usize = 64;
+pub(crate) const STEP: usize = 64;
 /// Tiles of 64 rows that make a weight large enough for the whole chip, whatever it is; smaller ones are cut along k
 /// into about as many units. A number of the rule, not of a device.
 const ENOUGH: usize = 256;

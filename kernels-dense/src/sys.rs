@@ -463,11 +463,12 @@ pub struct ls_dense_moe_params {
     pub shared_down_segment: i32,
     pub columns: i32,
     pub rows_at_once: i32,
+    pub multiprocessors: i32,
     pub programmatic: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_dense_moe_params"][::core::mem::size_of::<ls_dense_moe_params>() - 280usize];
+    ["Size of ls_dense_moe_params"][::core::mem::size_of::<ls_dense_moe_params>() - 288usize];
     ["Alignment of ls_dense_moe_params"][::core::mem::align_of::<ls_dense_moe_params>() - 8usize];
     ["Offset of field: ls_dense_moe_params::out"][::core::mem::offset_of!(ls_dense_moe_params, out) - 0usize];
     ["Offset of field: ls_dense_moe_params::routes"]
@@ -549,8 +550,10 @@ const _: () = {
         [::core::mem::offset_of!(ls_dense_moe_params, columns) - 268usize];
     ["Offset of field: ls_dense_moe_params::rows_at_once"]
         [::core::mem::offset_of!(ls_dense_moe_params, rows_at_once) - 272usize];
+    ["Offset of field: ls_dense_moe_params::multiprocessors"]
+        [::core::mem::offset_of!(ls_dense_moe_params, multiprocessors) - 276usize];
     ["Offset of field: ls_dense_moe_params::programmatic"]
-        [::core::mem::offset_of!(ls_dense_moe_params, programmatic) - 276usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, programmatic) - 280usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {
@@ -620,6 +623,7 @@ pub unsafe extern "C" fn ls_dense_moe_smxx(_: *const ls_dense_moe_params, _: ls_
 unsafe extern "C" {
     pub fn ls_dense_linear_sm90(p: *const ls_dense_linear_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_head_sm90(p: *const ls_dense_head_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_moe_sm90(p: *const ls_dense_moe_params, stream: ls_stream_t) -> i32;
 }
 
 #[cfg(not(kernels_sm90))]
@@ -629,5 +633,10 @@ pub unsafe extern "C" fn ls_dense_linear_sm90(_: *const ls_dense_linear_params, 
 
 #[cfg(not(kernels_sm90))]
 pub unsafe extern "C" fn ls_dense_head_sm90(_: *const ls_dense_head_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_sm90))]
+pub unsafe extern "C" fn ls_dense_moe_sm90(_: *const ls_dense_moe_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }

@@ -2,7 +2,7 @@
 
 use super::{check, planned_type};
 use crate::{
-    Moe, MoeArgs, MoeProblem,
+    Moe, MoeArgs, MoeProblem, Path,
     moe::OP,
     plan::VECTOR,
     sys::{self, ls_dense_moe_params},
@@ -93,11 +93,18 @@ pub(super) fn moe<A: Activation, W: Activation>(
         shared_down_segment: segments.shared_down as i32,
         columns: mixture.grid.columns as i32,
         rows_at_once: mixture.grid.rows_at_once as i32,
+        multiprocessors: mixture.multiprocessors as i32,
         programmatic: i32::from(mixture.programmatic),
     };
+    let on = on.cu_stream().cast();
     // SAFETY: `run` bounded every operand, alignment was checked above, the workspace is as large as the plan says, and
     // the stream belongs to the context just bound.
-    Error::status(OP, unsafe { sys::ls_dense_moe_smxx(&p, on.cu_stream().cast()) })
+    Error::status(OP, unsafe {
+        match mixture.grid.path {
+            Path::Sm80 => sys::ls_dense_moe_smxx(&p, on),
+            Path::Sm90 => sys::ls_dense_moe_sm90(&p, on),
+        }
+    })
 }
 
 /// Experts may be further apart than 2^31 elements, the rows of one may not.

@@ -11,21 +11,29 @@ use kernels_testkit::{compare::assert_same_bits, device::Device, guard::poison, 
 
 type Memory<T> = <Cuda as Backend>::Memory<T>;
 
-/// Any number of columns, and rows in parts of any size: the same bytes.
+/// Either path, any number of columns, rows in parts of any size, overlapping or not: the same bytes.
 pub(crate) fn grids_share_their_bits(device: &Device) {
+    let mut plans = 0;
     for problem in problems::<Cuda>() {
         let h = problem.hidden;
         let mut mix = Mix::<Cuda>::random(&device.queue, problem);
-        for rows in [1, 5, 40, 130].into_iter().step_by(stride(2)) {
+        for rows in [1, 5, 8, 40, 130].into_iter().step_by(stride(2)) {
             let (x, before) = (rows_of(rows, h, 11), rows_of(rows, h, 12));
-            let want = mix.run(&before, &x, |op| op);
-            for columns in [8, 16, 32] {
-                for rows_at_once in [1, 7, 64, 130] {
-                    let grid = MoeGrid { columns, rows_at_once };
-                    let got = mix.run(&before, &x, |op| op.with_grid(|_| grid));
-                    let what = format!("{grid:?}, {rows} rows, {problem:?}");
-                    assert_same_bits(&what, &got.0, &want.0);
-                    assert_eq!(got.1, want.1, "{what}");
+            let early = |grid: MoeGrid| MoeGrid { path: Path::Sm80, ..grid };
+            let want = mix.run(&before, &x, |op| op.with_grid(early));
+            for path in [Path::Sm80, Path::Sm90] {
+                for columns in [8, 16, 32] {
+                    for rows_at_once in [1, 7, 64, 130] {
+                        let grid = MoeGrid { path, columns, rows_at_once };
+                        let got = mix.run(&before, &x, |op| {
+                            let op = op.with_grid(|_| grid).overlapping(plans % 2 == 0);
+                            plans += 1;
+                            op
+                        });
+                        let what = format!("{grid:?}, {rows} rows, {problem:?}");
+                        assert_same_bits(&what, &got.0, &want.0);
+                        assert_eq!(got.1, want.1, "{what}");
+                    }
                 }
             }
         }

@@ -33,21 +33,39 @@ inline bool waits(const void* kernel) {
 }
 
 // `programmatic`: the grid may begin while its predecessor on the stream still runs, where there is such a thing. Legal
-// for kernels that call pdl::wait() before they touch anything the predecessor may write.
+// for kernels that call pdl::wait() before they touch anything the predecessor may write. `cluster`: so many neighbours
+// run at the same time, Hopper.
 template <typename... Parameters, typename... Arguments>
-inline int32_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-                      ls_stream_t stream, bool programmatic, const Arguments&... arguments) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+inline int32_t launch_clusters(void (*kernel)(Parameters...), dim3 grid, uint32_t cluster, dim3 block,
+                               size_t shared_bytes, ls_stream_t stream, bool programmatic,
+                               const Arguments&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  int count = 0;
+  if (programmatic && waits(reinterpret_cast<const void*>(kernel))) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  // Asked for where needed only: chips before Hopper have none.
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = cluster;
+    attributes[count].val.clusterDim.y = 1;
+    attributes[count++].val.clusterDim.z = 1;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream_of(stream);
-  config.attrs = &attribute;
-  config.numAttrs = programmatic && waits(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   return static_cast<int32_t>(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
+}
+// Without clusters.
+template <typename... Parameters, typename... Arguments>
+inline int32_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                      ls_stream_t stream, bool programmatic, const Arguments&... arguments) {
+  return launch_clusters(kernel, grid, 1, block, shared_bytes, stream, programmatic, arguments...);
 }
 
 template <typename T>

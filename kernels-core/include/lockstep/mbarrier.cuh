@@ -26,6 +26,18 @@ struct Barrier {
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
+  // Arrives at what block `rank` of the cluster has in the same place. Orders this block's accesses only: with a release
+  // to the cluster it would be a fence of the whole device, a microsecond for every arrival.
+  __device__ __forceinline__ void arrive_at(uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+        "}\n" ::"r"(shared_address(this)),
+        "r"(rank)
+        : "memory");
+  }
   // Arrives, and lets the phase wait for this many bytes of bulk copies.
   __device__ __forceinline__ void arrive_and_expect(uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
@@ -69,6 +81,18 @@ __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap& map, co
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)),
       "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared_address(&done)),
+      "l"(cache_policy)
+      : "memory");
+}
+
+// The same to several blocks of the cluster, a bit for each: the same place in each, and the same place's barrier.
+__device__ __forceinline__ void tensor_load_to_many(void* to, const CUtensorMap& map, const int32_t (&at)[5],
+                                                    Barrier& done, uint16_t blocks, uint64_t cache_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8, %9;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared_address(&done)), "h"(blocks),
       "l"(cache_policy)
       : "memory");
 }

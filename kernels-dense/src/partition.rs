@@ -28,9 +28,11 @@ pub struct Grid {
 
 /// Elements of k that are loaded together.
 pub(crate) const STEP: usize = 64;
-/// Tiles of 64 rows that make a weight large enough for the whole chip, whatever it is; smaller ones are cut along k
-/// into about as many units. A number of the rule, not of a device.
-const ENOUGH: usize = 256;
+/// Tiles of 128 rows that make a weight large enough for the whole chip, whatever it is; smaller ones are cut along k
+/// into no more units than that. A number of the rule, not of a device.
+const ENOUGH: usize = 128;
+/// More segments take longer to add up than they save.
+const MOST_SEGMENTS: usize = 8;
 /// Shorter segments would cost more in adding up than in reading.
 const FEWEST_STEPS: usize = 8;
 /// `LS_DENSE_ZEROED_WORDS`, in bytes.
@@ -44,7 +46,7 @@ const COLUMNS_SM80: [usize; 4] = [8, 16, 32, 64];
 /// Length of the contiguous segments of k, each of which is one chain of sums: a function of the weight's shape alone.
 pub(crate) fn segment(k: usize, weight_rows: usize) -> usize {
     let steps = k.div_ceil(STEP);
-    let wanted = ENOUGH.div_ceil(weight_rows.div_ceil(64));
+    let wanted = (ENOUGH / weight_rows.div_ceil(128).max(1)).clamp(1, MOST_SEGMENTS);
     steps.div_ceil(wanted).max(FEWEST_STEPS).min(steps) * STEP
 }
 
@@ -94,11 +96,13 @@ impl Stream {
             let what = format!("a weight of {weight_rows} x {k} on CUDA");
             return Err(Error::Unsupported { op, what });
         }
-        // Tiles of 64 rows where those of 128 would leave an eighth of the chip without any.
-        if form == Form::Linear && rows <= 64 && 8 * stream.units() < 7 * device.multiprocessors {
+        // Tiles of 64 rows where those of 128 would leave half of the chip without any.
+        if form == Form::Linear && rows <= 64 && 2 * stream.units() <= device.multiprocessors {
             stream.grid.tile_rows = 64;
         }
-        let blocks = stream.units().min(device.multiprocessors.max(1));
+        // Blocks of one unit each add up the segments of a tile among themselves.
+        let most = if stream.segments() > 1 { MAX_BLOCKS } else { device.multiprocessors.max(1) };
+        let blocks = stream.units().min(most);
         Ok(Some(stream.with(Grid { blocks, ..stream.grid })))
     }
 
@@ -166,17 +170,17 @@ mod tests {
     #[test]
     fn segments_of_real_weights() {
         for (n, k, want, segments) in [
-            (5120, 6144, 1536, 4),
-            (14336, 5120, 2560, 2),
-            (5120, 17408, 4352, 4),
+            (5120, 6144, 2048, 3),
+            (14336, 5120, 5120, 1),
+            (5120, 17408, 5824, 3),
             (34816, 5120, 5120, 1),
-            (96, 5120, 512, 10),
+            (96, 5120, 640, 8),
             (16384, 5120, 5120, 1),
             (248_320, 5120, 5120, 1),
-            (5120, 10240, 2560, 4),
+            (5120, 10240, 3456, 3),
             (2048, 4096, 512, 8),
-            (9216, 2048, 1024, 2),
-            (12288, 2048, 1024, 2),
+            (9216, 2048, 2048, 1),
+            (12288, 2048, 2048, 1),
             (256, 2048, 512, 4),
             (2048, 512, 512, 1),
             (1024, 2048, 512, 4),
@@ -203,11 +207,14 @@ mod tests {
     fn grids_of_an_h200() {
         let grid = |rows, n, k| stream(Form::Linear, rows, n, k).grid;
         let sm90 = |tile_rows, blocks| Grid { path: Path::Sm90, tile_rows, blocks };
-        assert_eq!(grid(1, 5120, 6144), sm90(128, 132));
+        assert_eq!(grid(1, 5120, 6144), sm90(128, 120));
+        assert_eq!(grid(1, 14336, 5120), sm90(128, 112));
         assert_eq!(grid(1, 16384, 5120), sm90(128, 128));
-        assert_eq!(grid(1, 96, 5120), sm90(64, 20));
-        assert_eq!(grid(65, 96, 5120), sm90(128, 10));
+        assert_eq!(grid(1, 34816, 5120), sm90(128, 132));
+        assert_eq!(grid(1, 96, 5120), sm90(64, 16));
+        assert_eq!(grid(65, 96, 5120), sm90(128, 8));
         assert_eq!(grid(1, 2048, 4096), sm90(128, 128));
+        assert_eq!(grid(1, 9216, 2048), sm90(128, 72));
         assert_eq!(grid(1, 1024, 2048), sm90(64, 64));
         assert_eq!(stream(Form::Gated, 1, 17408, 5120).grid, sm90(128, 132));
         let device = DeviceInfo::a100();
@@ -221,8 +228,8 @@ mod tests {
 
     #[test]
     fn workspaces_hold_what_is_written() {
-        // 132 blocks and 160 units of 128 x 8 floats.
-        assert_eq!(stream(Form::Linear, 1, 5120, 6144).workspace_bytes(), 8192 + 4 * 292 * 128 * 8);
+        // 120 blocks and as many units of 128 x 8 floats.
+        assert_eq!(stream(Form::Linear, 1, 5120, 6144).workspace_bytes(), 8192 + 4 * 240 * 128 * 8);
         // One segment: accumulators that are handed on.
         assert_eq!(stream(Form::Linear, 64, 34816, 5120).workspace_bytes(), 8192 + 4 * 132 * 128 * 64);
         let head = stream(Form::Head, 100, 248_320, 5120);

@@ -117,18 +117,23 @@ struct Pairs {
 __device__ __forceinline__ float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 
-// Two neighbouring sums, rounded: stored, added to what is there, or times their row's gate.
-__device__ __forceinline__ void store_sums(const Layer& layer, int feature, int column, uint32_t sums) {
-  uint32_t* const out = reinterpret_cast<uint32_t*>(layer.out + column * layer.out_stride + feature);
+__device__ __forceinline__ uint32_t* place_of(const Layer& layer, int feature, int column) {
+  return reinterpret_cast<uint32_t*>(layer.out + column * layer.out_stride + feature);
+}
+
+// Two neighbouring sums, rounded: stored, added to what was there, or times their row's gate.
+__device__ __forceinline__ void store_sums(const Layer& layer, int feature, int column, uint32_t sums, uint32_t old) {
   if (layer.add) {
-    const uint32_t old = *out;
     sums = pack_bf16(__fadd_rn(low_bf16(old), low_bf16(sums)), __fadd_rn(high_bf16(old), high_bf16(sums)));
   }
   if (layer.gate != nullptr) {
     const float open = sigmoid(layer.gate[column]);
     sums = pack_bf16(__fmul_rn(open, low_bf16(sums)), __fmul_rn(open, high_bf16(sums)));
   }
-  *out = sums;
+  *place_of(layer, feature, column) = sums;
+}
+__device__ __forceinline__ void store_sums(const Layer& layer, int feature, int column, uint32_t sums) {
+  store_sums(layer, feature, column, sums, layer.add ? *place_of(layer, feature, column) : 0);
 }
 
 __device__ __forceinline__ void store_gated(const Layer& layer, int feature, int column, uint32_t gate, uint32_t up) {

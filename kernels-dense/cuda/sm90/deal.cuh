@@ -24,13 +24,17 @@ struct Item {
 struct Deal {
   int32_t units, steps;          // steps of all of k
   int32_t share, larger_shares;  // steps of a block; the first so many have one more
+  int32_t team;                  // blocks that have neighbouring tiles and share what they read of x
+  bool clusters;                 // whether the segments of a tile are the blocks of a cluster
   Divider unit_steps, segments;
 
-  __host__ Deal(const Layer& layer, int32_t units, int32_t blocks)
+  __host__ Deal(const Layer& layer, int32_t units, int32_t blocks, int32_t team, bool clusters)
       : units(units),
         steps(layer.steps),
         share(units * layer.segment_steps / blocks),
         larger_shares(units * layer.segment_steps % blocks),
+        team(team),
+        clusters(clusters),
         unit_steps(layer.segment_steps),
         segments(layer.segments) {}
 };
@@ -43,7 +47,7 @@ struct Share {
   int32_t whole, count;            // first unit of its own; items
 
   __device__ __forceinline__ explicit Share(const Deal& deal) : deal(deal) {
-    const int32_t block = blockIdx.x;
+    const int32_t block = blockIdx.x / deal.team;
     const int32_t begin = block * deal.share + min(block, deal.larger_shares);
     const int32_t end = begin + deal.share + (block < deal.larger_shares);
     uint32_t rest;
@@ -66,7 +70,7 @@ struct Share {
       item.unit = first_unit, item.first = first_step, item.continues = true;
     }
     uint32_t segment;
-    item.tile = deal.segments.divide(item.unit, segment), item.segment = segment;
+    item.tile = deal.segments.divide(item.unit, segment) * deal.team + blockIdx.x % deal.team, item.segment = segment;
     // The last segment may be shorter.
     const int32_t there = min(unit_steps, deal.steps - item.segment * unit_steps);
     item.first = min(item.first, there), item.end = min(item.end, there);
@@ -74,14 +78,14 @@ struct Share {
   }
 };
 
-// The steps of a share, one after the other, from number `first` on.
+// The steps of a share, one after the other.
 struct Walk {
   const Share& share;
   Item item;
   int32_t index = 0, step;
 
-  __device__ __forceinline__ Walk(const Share& share, int32_t first)
-      : share(share), item(share.item(0)), step(item.first + first) {
+  __device__ __forceinline__ explicit Walk(const Share& share)
+      : share(share), item(share.item(0)), step(item.first) {
     settle();
   }
   __device__ __forceinline__ bool there() const { return index < share.count; }
@@ -92,12 +96,9 @@ struct Walk {
   }
 
  private:
-  // What lies behind the item belongs to the next ones.
+  // A part of a short last segment may be empty.
   __device__ __forceinline__ void settle() {
-    while (step >= item.end && ++index < share.count) {
-      const int32_t behind = step - item.end;
-      item = share.item(index), step = item.first + behind;
-    }
+    while (step >= item.end && ++index < share.count) item = share.item(index), step = item.first;
   }
 };
 

@@ -2,6 +2,7 @@
 #include "stream.cuh"
 
 namespace lockstep::dense::sm90 {
+int32_t launch_segments(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream);
 int32_t launch_gated(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream);
 int32_t launch_small(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream);
 int32_t launch_many(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream);
@@ -16,5 +17,6 @@ extern "C" int32_t ls_dense_linear_sm90(const ls_dense_linear_params* p, ls_stre
   if (p->tile_rows == 64) return gated || many ? LS_ERR_UNSUPPORTED : with(sm90::launch_small);
   if (p->tile_rows != 128) return LS_ERR_UNSUPPORTED;
   if (many) return gated ? with(sm90::launch_many_gated) : with(sm90::launch_many);
-  return gated ? with(sm90::launch_gated) : with(sm90::launch_few<2, Kind::Linear>);
+  if (gated) return with(sm90::launch_gated);
+  return layer.segments > 1 ? with(sm90::launch_segments) : with(sm90::launch_few<2, Kind::Linear, 1>);
 }

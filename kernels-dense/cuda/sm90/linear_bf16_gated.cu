@@ -3,6 +3,6 @@
 
 namespace lockstep::dense::sm90 {
 int32_t launch_gated(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
-  return launch_few<2, Kind::Gated>(layer, columns, blocks, programmatic, stream);
+  return launch_few<2, Kind::Gated, 1>(layer, columns, blocks, programmatic, stream);
 }
 }  // namespace lockstep::dense::sm90

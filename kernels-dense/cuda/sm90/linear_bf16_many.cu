@@ -4,8 +4,8 @@
 namespace lockstep::dense::sm90 {
 template <Kind kKind>
 int32_t launch_wide(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
-  if (columns == 128) return launch_columns<128, 2, kKind>(layer, blocks, programmatic, stream);
-  if (columns == 256) return launch_columns<256, 2, kKind>(layer, blocks, programmatic, stream);
+  if (columns == 128) return launch_columns<128, 2, kKind, 1>(layer, blocks, programmatic, stream);
+  if (columns == 256) return launch_columns<256, 2, kKind, 1>(layer, blocks, programmatic, stream);
   return LS_ERR_UNSUPPORTED;
 }
 

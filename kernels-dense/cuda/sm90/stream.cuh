@@ -1,4 +1,4 @@
-// Linear layers by WGMMA: one warp streams the weight through a deep ring, one or two warpgroups multiply.
+// Linear layers by WGMMA: a warp streams the weight through a deep ring, another one x, one or two warpgroups multiply.
 //
 // A weight is read once, at the speed of memory, and everything else hides behind that. What it waits for is known
 // before the preceding kernel is done: the ring is full of weights when the first row of x comes.
@@ -11,73 +11,105 @@
 
 namespace lockstep::dense::sm90 {
 
-// One warp: its lanes fill the ring together, a stage each, so that it takes one copy's time; one keeps it full.
-template <int kN, int kGroups, Kind kKind>
+// Two warps with a thread each: one brings the weights, which wait for nobody, the other one rows of x.
+template <int kN, int kGroups, Kind kKind, int kResident>
 struct Producer {
-  using S = Shared<kN, kGroups, kKind>;
+  using S = Shared<kN, kGroups, kKind, kResident>;
 
   const Layer& layer;
   const CUtensorMap &weight, &x;
   S& shared;
-  const uint64_t once, again;
+  const Deal& deal;
 
-  __device__ __forceinline__ void bring_weights(const Walk& walk, int stage) const {
-    Barrier& full = shared.full[stage];
-    full.arrive_and_expect(S::kStepBytes);
+  __device__ __forceinline__ void bring_weights(const Walk& walk, int stage, uint64_t policy) const {
+    Barrier& there = shared.weights_there[stage];
+    there.arrive_and_expect(S::kWeightBytes);
     const int k = walk.k();
     uint8_t* const to = shared.weights[stage];
     if constexpr (kKind == Kind::Gated) {
       const int first = walk.item.tile * kTileFeatures;
-      tensor_load(to, weight, {k, first, 0, 0, 0}, full, once);
-      tensor_load(to + kTileBytes, weight, {k, layer.n + first, 0, 0, 0}, full, once);
+      tensor_load(to, weight, {k, first, 0, 0, 0}, there, policy);
+      tensor_load(to + kTileBytes, weight, {k, layer.n + first, 0, 0, 0}, there, policy);
     } else {
-      tensor_load(to, weight, {k, walk.item.tile * (kGroups * kTileFeatures), 0, 0, 0}, full, once);
+      tensor_load(to, weight, {k, walk.item.tile * (kGroups * kTileFeatures), 0, 0, 0}, there, policy);
     }
-  }
-  __device__ __forceinline__ void bring_rows(const Walk& walk, int stage) const {
-    const int k = walk.k();
-    tensor_load(shared.rows[stage], x, {k, 0, 0, 0, 0}, shared.full[stage], again);
   }
 
-  __device__ __forceinline__ void run(const Deal& deal) const {
+  // A copy that is asked for waits for those before it, x for the weights as well. So only as many are as keep memory
+  // busy: x comes soon, and no multiprocessor gets ahead of the others by a long queue.
+  __device__ __forceinline__ void run_weights(bool keep) const {
+    const uint64_t policy = keep ? policy_read_again() : policy_read_once();
     const Share share(deal);
-    const int lane = threadIdx.x % 32;
-    const Walk own(share, lane);
-    const bool fills = lane < S::kStages && own.there();
-    if (fills) bring_weights(own, lane);
-    pdl::wait();
-    pdl::launch_dependents();
-    if (fills) bring_rows(own, lane);
-    if (lane != 0) return;
-    Walk ahead(share, S::kStages);
+    int32_t asked = 0;
+    Cursor<S::kStages> at, landed;
 #pragma unroll 1
-    for (Cursor<S::kStages> at; ahead.there(); ahead.next(), at.advance()) {
-      shared.empty[at.stage].wait(at.parity);
-      bring_weights(ahead, at.stage);
-      bring_rows(ahead, at.stage);
+    for (Walk walk(share); walk.there(); walk.next(), at.advance()) {
+      shared.weights_free[at.stage].wait(at.parity ^ 1);
+      if (asked == S::kInFlight) {
+        shared.weights_there[landed.stage].wait(landed.parity), landed.advance();
+      } else {
+        ++asked;
+      }
+      bring_weights(walk, at.stage, policy);
     }
+  }
+  // Each block of a team brings some of the rows to all of them.
+  __device__ __forceinline__ void run_rows() const {
+    const uint64_t policy = policy_read_again();
+    const int32_t rows = rows_each(layer.rows, deal.team), own = blockIdx.x % deal.team;
+    const uint32_t bytes = rows * deal.team * kRowBytes;
+    const uint16_t team = (1 << deal.team) - 1;
+    const Share share(deal);
+    Cursor<S::kStages> at;
+#pragma unroll 1
+    for (Walk walk(share); walk.there(); walk.next(), at.advance()) {
+      (deal.team > 1 ? shared.rows_free : shared.weights_free)[at.stage].wait(at.parity ^ 1);
+      Barrier& there = shared.rows_there[at.stage];
+      there.arrive_and_expect(bytes);
+      uint8_t* const to = shared.rows[at.stage] + own * rows * kRowBytes;
+      const int32_t from[5] = {walk.k(), own * rows, 0, 0, 0};
+      if (deal.team > 1) {
+        tensor_load_to_many(to, x, from, there, team, policy);
+      } else {
+        tensor_load(to, x, from, there, policy);
+      }
+    }
+  }
+  // Rows that a block brings; those of a team are whole periods of the swizzle.
+  static __host__ __device__ __forceinline__ int32_t rows_each(int32_t rows, int32_t team) {
+    return team == 1 ? rows : (rows + 8 * team - 1) / (8 * team) * 8;
   }
 };
 
-template <int kN, int kGroups, Kind kKind>
-__global__ void __launch_bounds__(kGroups* kWarpgroup + 32, 1)
+template <int kN, int kGroups, Kind kKind, int kResident>
+__global__ void __launch_bounds__(Shared<kN, kGroups, kKind, kResident>::kThreads, kResident)
     linear(const Layer layer, const Deal deal, bool keep, const __grid_constant__ CUtensorMap weight,
            const __grid_constant__ CUtensorMap x) {
-  using S = Shared<kN, kGroups, kKind>;
+  using S = Shared<kN, kGroups, kKind, kResident>;
   extern __shared__ uint8_t bytes[];
   S& shared = *reinterpret_cast<S*>(bytes + (1024 - shared_address(bytes) % 1024) % 1024);
-  if (threadIdx.x == S::kConsumers) prefetch_map(weight), prefetch_map(x);
+  if (threadIdx.x == S::kConsumers) prefetch_map(weight);
+  if (threadIdx.x == S::kConsumers + 32) prefetch_map(x);
   if (threadIdx.x < S::kStages) {
-    shared.full[threadIdx.x].init(1), shared.empty[threadIdx.x].init(4 * kGroups);
+    shared.weights_there[threadIdx.x].init(1), shared.rows_there[threadIdx.x].init(1);
+    shared.weights_free[threadIdx.x].init(4 * kGroups), shared.rows_free[threadIdx.x].init(4 * kGroups * deal.team);
+    if (threadIdx.x == 0) shared.sums_there.init(1);
     Barrier::publish();
   }
   __syncthreads();
+  // Others of the team arrive here, too.
+  if (S::kTeams && deal.team > 1) cluster_arrive(), cluster_wait();
   if (threadIdx.x >= S::kConsumers) {
-    const uint64_t again = policy_read_again();
-    Producer<kN, kGroups, kKind>{layer, weight, x, shared, keep ? again : policy_read_once(), again}.run(deal);
-  } else {
+    if constexpr (S::kWide) give_registers<40>();
+    const Producer<kN, kGroups, kKind, kResident> producer{layer, weight, x, shared, deal};
+    if (threadIdx.x == S::kConsumers) producer.run_weights(keep);
     pdl::wait();
-    Consumer<kN, kGroups, kKind>(layer, shared, deal).run();
+    pdl::launch_dependents();
+    if (threadIdx.x == S::kConsumers + 32) producer.run_rows();
+  } else {
+    if constexpr (S::kWide) take_registers<232>();
+    pdl::wait();
+    Consumer<kN, kGroups, kKind, kResident>(layer, shared, deal).run();
   }
 }
 
@@ -90,45 +122,50 @@ inline int32_t matrix_map(const void* base, int32_t rows, int32_t k, int64_t str
   return matrix.encode(map);
 }
 
-template <int kN, int kGroups, Kind kKind>
+template <int kN, int kGroups, Kind kKind, int kResident>
 int32_t launch_columns(const Layer& all, int32_t blocks, bool programmatic, ls_stream_t stream) {
-  using S = Shared<kN, kGroups, kKind>;
+  using S = Shared<kN, kGroups, kKind, kResident>;
   constexpr size_t kBytes = sizeof(S) + 1024;
-  static_assert(kBytes <= kMostShared, "kStages counts everything");
+  static_assert(kBytes <= S::kMostBytes, "kStages counts everything");
   constexpr int kFeatures = kKind == Kind::Gated ? kTileFeatures : kGroups * kTileFeatures;
-  const int32_t units = ceil_div(all.n, kFeatures) * all.segments;
+  const int32_t tiles = ceil_div(all.n, kFeatures), units = tiles * all.segments;
   if (blocks < 1 || blocks > units || blocks > LS_DENSE_MAX_BLOCKS) return LS_ERR_UNSUPPORTED;
   if (int64_t(units) * all.segment_steps > INT32_MAX) return LS_ERR_UNSUPPORTED;
   if (all.segments > 1 && units / all.segments > LS_DENSE_MAX_SPLIT_TILES) return LS_ERR_UNSUPPORTED;
-  const auto kernel = linear<kN, kGroups, kKind>;
+  const auto kernel = linear<kN, kGroups, kKind, kResident>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
   if (error != cudaSuccess) return int32_t(error);
-  const Deal deal(all, units, blocks);
+  const bool clusters = S::kClusters && all.segments > 1 && all.segments <= kMostInCluster && blocks == units;
+  const int32_t team = S::kTeams && tiles % 2 == 0 && blocks % 2 == 0 ? 2 : 1;
+  const Deal deal(all, units / team, blocks / team, team, clusters);
   CUtensorMap weight, x;
   constexpr uint32_t kBox = kKind == Kind::Gated ? kTileFeatures : kGroups * kTileFeatures;
-  int32_t status = matrix_map(all.weight, all.valid, all.k, all.weight_stride, kBox,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, weight);
+  int32_t status =
+      matrix_map(all.weight, all.valid, all.k, all.weight_stride, kBox, CU_TENSOR_MAP_L2_PROMOTION_NONE, weight);
   for (int32_t first = 0; first < all.rows && status == LS_OK; first += kN) {
     const Layer layer = all.block(first, all.rows - first < kN ? all.rows - first : kN);
-    status = matrix_map(layer.x, layer.rows, layer.k, layer.x_stride, kN, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, x);
+    // What lies behind the rows in a stage may be anything: no column knows of another one.
+    const uint32_t box = Producer<kN, kGroups, kKind, kResident>::rows_each(layer.rows, team);
+    status = matrix_map(layer.x, layer.rows, layer.k, layer.x_stride, box, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, x);
     if (status != LS_OK) break;
     // The next rows read the weight again.
     const bool keep = all.rows > kN;
-    status = launch(kernel, blocks, S::kConsumers + 32, kBytes, stream, programmatic, layer, deal, keep, weight, x);
+    status = launch_clusters(kernel, blocks, clusters ? all.segments : team, S::kThreads, kBytes, stream, programmatic,
+                             layer, deal, keep, weight, x);
   }
   return status;
 }
 
 // Up to 64 rows.
-template <int kGroups, Kind kKind>
+template <int kGroups, Kind kKind, int kResident>
 int32_t launch_few(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
   switch (columns) {
-    case 8: return launch_columns<8, kGroups, kKind>(layer, blocks, programmatic, stream);
-    case 16: return launch_columns<16, kGroups, kKind>(layer, blocks, programmatic, stream);
-    case 24: return launch_columns<24, kGroups, kKind>(layer, blocks, programmatic, stream);
-    case 32: return launch_columns<32, kGroups, kKind>(layer, blocks, programmatic, stream);
-    case 48: return launch_columns<48, kGroups, kKind>(layer, blocks, programmatic, stream);
-    case 64: return launch_columns<64, kGroups, kKind>(layer, blocks, programmatic, stream);
+    case 8: return launch_columns<8, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
+    case 16: return launch_columns<16, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
+    case 24: return launch_columns<24, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
+    case 32: return launch_columns<32, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
+    case 48: return launch_columns<48, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
+    case 64: return launch_columns<64, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
     default: return LS_ERR_UNSUPPORTED;
   }
 }

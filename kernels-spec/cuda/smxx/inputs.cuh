@@ -37,7 +37,13 @@ __device__ __forceinline__ Counts counts_of(const ls_spec_slots& s, int32_t slot
   c.limit = s.limit[slot];
   c.length_limit = s.length_limit[slot];
   c.prompt = s.prompt[slot];
-  if (!runs(s, slot, true)) return c;
+  const int32_t state = s.state[slot];
+  const uint64_t word = fault_of(s, slot);
+  if (state != kRunning) return c;
+  if (word != 0) {  // as runs() does
+    s.state[slot] = kFaulted;
+    return c;
+  }
   const int64_t committed = c.committed, beyond = int64_t(s.positions) + 1;
   FaultKind kind = FaultKind::Position;
   int32_t value = 0;
@@ -74,16 +80,17 @@ struct Want {
   int32_t count;
 };
 
-__device__ __forceinline__ Want want(const ls_spec_inputs_params& p, int32_t index, const Counts& c) {
+// `wanted`: of the sequence, where there is such a list.
+__device__ __forceinline__ Want want(const ls_spec_inputs_params& p, int32_t index, const Counts& c, int32_t wanted) {
   if (p.kind == LS_SPEC_TARGET) {
     if (c.committed < c.prompt) return {c.committed, 0};
-    const int32_t drafts = min(max(p.wanted[index], 0), c.proposed);
+    const int32_t drafts = min(max(wanted, 0), c.proposed);
     // A page for every row, and a place for the token that each row chooses.
     const int32_t pages = max(c.limit - c.committed, 0), places = max(c.length_limit - c.committed - 1, 0);
     return {c.committed, min(min(drafts + 1, p.max_rows), min(pages, places))};
   }
   if (p.kind == LS_SPEC_PREFILL) {
-    const int32_t length = min(max(p.wanted[index], 0), p.max_rows);
+    const int32_t length = min(max(wanted, 0), p.max_rows);
     const int32_t end = max(min(c.prompt, c.limit), c.committed);
     return {c.committed, min(length, end - c.committed)};
   }
@@ -128,8 +135,9 @@ __global__ void __launch_bounds__(kInputThreads) build_inputs(const ls_spec_inpu
     Counts c = {};
     Want w = {};
     if (index < p.sequence_count) {
+      const int32_t wanted = p.wanted != nullptr ? p.wanted[index] : 0;  // on its way with the slot
       c = counts_of(p.slots, p.sequences[index]);
-      if (c.live) w = want(p, index, c);
+      if (c.live) w = want(p, index, c, wanted);
     }
     int64_t total;
     const int64_t before = sum_before(w.count, warps, total);

@@ -74,9 +74,11 @@ __device__ __forceinline__ int32_t stop(const ls_spec_settle_params& p, int32_t 
     if (position >= room) least = min(least, 4u * i + kNoPlace);
     if (position + 1 == room) least = min(least, 4u * i + kLastPlace);
   }
-  const int64_t reasons = int64_t(p.max_eos) + p.max_stops;
-  for (int64_t pair = lane; pair < a * reasons; pair += kWarp) {
-    const int32_t i = 1 + int32_t(pair / reasons), which = int32_t(pair % reasons);
+  const uint32_t reasons = uint32_t(p.max_eos) + uint32_t(p.max_stops);
+  int32_t i = 1, which = lane;
+  for (;; which += kWarp) {
+    for (; uint32_t(which) >= reasons && i <= a; which -= int32_t(reasons)) ++i;  // no division, which is a long call
+    if (i > a) break;
     const int64_t position = s.start + i;
     if (which < p.max_eos) {
       const int32_t token = tokens[position];

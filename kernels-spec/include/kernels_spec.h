@@ -150,7 +150,11 @@ typedef struct ls_spec_rules {
 
 /* Ids that one block sorts at most; a row where more lie at the border of its filters takes the long way. */
 #define LS_SPEC_CANDIDATES 4096
-#define LS_SPEC_BINS 256
+#define LS_SPEC_BINS 1024
+/* Groups of four neighbours that a chunk names as possible winners. */
+#define LS_SPEC_FOUND 8
+/* The `vectors` of the chunks in which a sequence's residual is raced. */
+#define LS_SPEC_RACE_VECTORS 4
 
 /* Why rows are looked at. */
 #define LS_SPEC_SAMPLE 0
@@ -167,9 +171,12 @@ typedef struct ls_spec_sample_params {
   /* Workspace, anything before and after. */
   float* shaped;                 /* [rows, shaped_stride] logits behind penalties and bias              */
   uint64_t* best;                /* [rows, chunks] the largest logit of each chunk                      */
-  uint64_t* drawn;               /* [rows, chunks] the largest score of each chunk                      */
+  uint64_t* drawn;               /* [rows, chunks] the score that an id of the chunk has at least       */
+  uint64_t* found;               /* [rows, chunks, 8] the chunk's groups of ids that may win            */
+  uint32_t* tasks;               /* [rows] what the passes have to do                                   */
   uint32_t* patch_most;          /* [rows, patches] the largest of each 128 neighbours                  */
-  uint64_t* bins;                /* [rows, 256]                                                         */
+  uint32_t* bins;                /* [rows, 1024] ids by their distance from the largest                 */
+  uint64_t* sums;                /* [rows, 2] the mass of all ids, and of those that are surely kept    */
   uint64_t* candidates;          /* [rows, 4096]                                                        */
   uint32_t* candidate_counts;    /* [rows]                                                              */
   uint64_t* kept;                /* [rows] the mass of what the filters leave                           */
@@ -181,7 +188,8 @@ typedef struct ls_spec_sample_params {
   int32_t vocab;                 /* at most 2^23                                                        */
   int32_t valid;
   int32_t positions;
-  int32_t vectors;               /* as above                                                            */
+  int32_t vectors;               /* 1, 2 or a multiple of 4; a chunk is 1024 times as many ids             */
+  int32_t blocks;                /* that run at once. Neither changes a bit                                */
   int32_t kind;                  /* LS_SPEC_SAMPLE for ls_spec_sample                                   */
   int32_t programmatic;
 } ls_spec_sample_params;

@@ -81,6 +81,25 @@ impl Launch {
         let enough = |v: &usize| chunks(valid, *v).saturating_mul(rows) >= blocks;
         self.vectors.unwrap_or_else(|| [8, 4, 2].into_iter().find(enough).unwrap_or(1))
     }
+
+    /// Blocks of 256 threads that run at once where each has a share of a row to go through.
+    pub(crate) fn blocks(&self) -> usize {
+        2 * self.multiprocessors.unwrap_or(1)
+    }
+
+    /// Groups per thread where a block goes through its share of a row in steps.
+    ///
+    /// What a block does once takes about as long as 14 groups of each thread, measured on an H200. So all should
+    /// run at once, or in as few waves as the rows allow.
+    pub(crate) fn stream_vectors(&self, rows: usize, valid: usize) -> usize {
+        const ONCE: usize = 14;
+        let whole = chunks(valid, 4) * 4;
+        let time = |v: &usize| {
+            chunks(valid, *v).saturating_mul(rows).div_ceil(self.blocks()).saturating_mul(ONCE + v)
+        };
+        let shares = [1, 2].into_iter().chain((4..=whole).step_by(4));
+        self.vectors.unwrap_or_else(|| shares.min_by_key(time).expect("there are some"))
+    }
 }
 
 /// Blocks of 256 threads that share a row.

@@ -62,7 +62,7 @@ impl DrawDraft {
         self.parts().bytes
     }
 
-    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2, 4 or 8. No bit depends on it.
+    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2 or a multiple of 4. No bit depends on it.
     pub fn with_vectors_per_thread(mut self, vectors: usize) -> Self {
         self.launch.vectors = Some(vectors);
         self
@@ -127,7 +127,7 @@ impl Rejection {
         self.parts().bytes
     }
 
-    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2, 4 or 8. No bit depends on it.
+    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2 or a multiple of 4. No bit depends on it.
     pub fn with_vectors_per_thread(mut self, vectors: usize) -> Self {
         self.launch.vectors = Some(vectors);
         self

@@ -110,12 +110,17 @@ pub struct SampleArgs<'a, B: Backend> {
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) struct SampleParts {
     pub(crate) vectors: usize,
+    /// That run at once.
+    pub(crate) blocks: usize,
     pub(crate) shaped: usize,
     pub(crate) shaped_stride: usize,
     pub(crate) best: usize,
     pub(crate) drawn: usize,
+    pub(crate) found: usize,
+    pub(crate) tasks: usize,
     pub(crate) patch_most: usize,
     pub(crate) bins: usize,
+    pub(crate) sums: usize,
     pub(crate) candidates: usize,
     pub(crate) candidate_counts: usize,
     pub(crate) kept: usize,
@@ -130,7 +135,11 @@ pub(crate) struct SampleParts {
 
 /// As in the C header.
 const CANDIDATES: usize = 4096;
-const BINS: usize = 256;
+const BINS: usize = 1024;
+/// Groups of ids that a chunk names.
+const FOUND: usize = 8;
+/// As in the C header: 1024 times as many ids are a chunk of a residual's race.
+const RACE_VECTORS: usize = 4;
 /// Neighbours whose largest logit is kept together.
 const PATCH: usize = 128;
 
@@ -148,18 +157,22 @@ impl SampleParts {
         if launch.multiprocessors.is_none() {
             return SampleParts::default();
         }
-        let vectors = launch.vectors(p.rows, p.valid);
+        let vectors = launch.stream_vectors(p.rows, p.valid);
         let in_a_row = chunks(p.valid, vectors);
         let shaped_stride = p.valid.next_multiple_of(4);
         let mut layout = Layout::default();
         let mut parts = SampleParts {
             vectors,
+            blocks: launch.blocks(),
             shaped: layout.add::<f32>(p.rows * shaped_stride).start,
             shaped_stride,
             best: layout.add::<u64>(p.rows * in_a_row).start,
             drawn: layout.add::<u64>(p.rows * in_a_row).start,
+            found: layout.add::<u64>(p.rows * in_a_row * FOUND).start,
+            tasks: layout.add::<u32>(p.rows).start,
             patch_most: layout.add::<u32>(p.rows * p.valid.div_ceil(PATCH)).start,
-            bins: layout.add::<u64>(p.rows * BINS).start,
+            bins: layout.add::<u32>(p.rows * BINS).start,
+            sums: layout.add::<u64>(p.rows * 2).start,
             candidates: layout.add::<u64>(p.rows * CANDIDATES).start,
             candidate_counts: layout.add::<u32>(p.rows).start,
             kept: layout.add::<u64>(p.rows).start,
@@ -171,7 +184,7 @@ impl SampleParts {
         }
         if purpose == Purpose::Rejection {
             parts.choice = layout.add::<i32>(p.rows).start;
-            parts.raced = layout.add::<u64>(p.sequences * in_a_row).start;
+            parts.raced = layout.add::<u64>(p.sequences * chunks(p.valid, RACE_VECTORS)).start;
         }
         parts.bytes = layout.bytes();
         parts
@@ -202,7 +215,7 @@ impl Sample {
         self.parts().bytes
     }
 
-    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2, 4 or 8. No bit depends on it.
+    /// Deals a row to blocks of 1024 times so many ids on CUDA: 1, 2 or a multiple of 4. No bit depends on it.
     pub fn with_vectors_per_thread(mut self, vectors: usize) -> Self {
         self.launch.vectors = Some(vectors);
         self

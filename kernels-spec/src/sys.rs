@@ -18,7 +18,9 @@ pub const LS_SPEC_CARRY: i32 = 0;
 pub const LS_SPEC_KEEP: i32 = 1;
 pub const LS_SPEC_TAKE_LAST: i32 = 2;
 pub const LS_SPEC_CANDIDATES: i32 = 4096;
-pub const LS_SPEC_BINS: i32 = 256;
+pub const LS_SPEC_BINS: i32 = 1024;
+pub const LS_SPEC_FOUND: i32 = 8;
+pub const LS_SPEC_RACE_VECTORS: i32 = 4;
 pub const LS_SPEC_SAMPLE: i32 = 0;
 pub const LS_SPEC_DRAW_DRAFT: i32 = 1;
 pub const LS_SPEC_REJECTION: i32 = 2;
@@ -364,8 +366,11 @@ pub struct ls_spec_sample_params {
     pub shaped: *mut f32,
     pub best: *mut u64,
     pub drawn: *mut u64,
+    pub found: *mut u64,
+    pub tasks: *mut u32,
     pub patch_most: *mut u32,
-    pub bins: *mut u64,
+    pub bins: *mut u32,
+    pub sums: *mut u64,
     pub candidates: *mut u64,
     pub candidate_counts: *mut u32,
     pub kept: *mut u64,
@@ -378,12 +383,13 @@ pub struct ls_spec_sample_params {
     pub valid: i32,
     pub positions: i32,
     pub vectors: i32,
+    pub blocks: i32,
     pub kind: i32,
     pub programmatic: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_spec_sample_params"][::core::mem::size_of::<ls_spec_sample_params>() - 320usize];
+    ["Size of ls_spec_sample_params"][::core::mem::size_of::<ls_spec_sample_params>() - 352usize];
     ["Alignment of ls_spec_sample_params"][::core::mem::align_of::<ls_spec_sample_params>() - 8usize];
     ["Offset of field: ls_spec_sample_params::choice"]
         [::core::mem::offset_of!(ls_spec_sample_params, choice) - 0usize];
@@ -403,38 +409,46 @@ const _: () = {
         [::core::mem::offset_of!(ls_spec_sample_params, best) - 200usize];
     ["Offset of field: ls_spec_sample_params::drawn"]
         [::core::mem::offset_of!(ls_spec_sample_params, drawn) - 208usize];
+    ["Offset of field: ls_spec_sample_params::found"]
+        [::core::mem::offset_of!(ls_spec_sample_params, found) - 216usize];
+    ["Offset of field: ls_spec_sample_params::tasks"]
+        [::core::mem::offset_of!(ls_spec_sample_params, tasks) - 224usize];
     ["Offset of field: ls_spec_sample_params::patch_most"]
-        [::core::mem::offset_of!(ls_spec_sample_params, patch_most) - 216usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, patch_most) - 232usize];
     ["Offset of field: ls_spec_sample_params::bins"]
-        [::core::mem::offset_of!(ls_spec_sample_params, bins) - 224usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, bins) - 240usize];
+    ["Offset of field: ls_spec_sample_params::sums"]
+        [::core::mem::offset_of!(ls_spec_sample_params, sums) - 248usize];
     ["Offset of field: ls_spec_sample_params::candidates"]
-        [::core::mem::offset_of!(ls_spec_sample_params, candidates) - 232usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, candidates) - 256usize];
     ["Offset of field: ls_spec_sample_params::candidate_counts"]
-        [::core::mem::offset_of!(ls_spec_sample_params, candidate_counts) - 240usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, candidate_counts) - 264usize];
     ["Offset of field: ls_spec_sample_params::kept"]
-        [::core::mem::offset_of!(ls_spec_sample_params, kept) - 248usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, kept) - 272usize];
     ["Offset of field: ls_spec_sample_params::limits"]
-        [::core::mem::offset_of!(ls_spec_sample_params, limits) - 256usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, limits) - 280usize];
     ["Offset of field: ls_spec_sample_params::most"]
-        [::core::mem::offset_of!(ls_spec_sample_params, most) - 264usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, most) - 288usize];
     ["Offset of field: ls_spec_sample_params::logits_stride"]
-        [::core::mem::offset_of!(ls_spec_sample_params, logits_stride) - 272usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, logits_stride) - 296usize];
     ["Offset of field: ls_spec_sample_params::tokens_stride"]
-        [::core::mem::offset_of!(ls_spec_sample_params, tokens_stride) - 280usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, tokens_stride) - 304usize];
     ["Offset of field: ls_spec_sample_params::shaped_stride"]
-        [::core::mem::offset_of!(ls_spec_sample_params, shaped_stride) - 288usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, shaped_stride) - 312usize];
     ["Offset of field: ls_spec_sample_params::vocab"]
-        [::core::mem::offset_of!(ls_spec_sample_params, vocab) - 296usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, vocab) - 320usize];
     ["Offset of field: ls_spec_sample_params::valid"]
-        [::core::mem::offset_of!(ls_spec_sample_params, valid) - 300usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, valid) - 324usize];
     ["Offset of field: ls_spec_sample_params::positions"]
-        [::core::mem::offset_of!(ls_spec_sample_params, positions) - 304usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, positions) - 328usize];
     ["Offset of field: ls_spec_sample_params::vectors"]
-        [::core::mem::offset_of!(ls_spec_sample_params, vectors) - 308usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, vectors) - 332usize];
+    ["Offset of field: ls_spec_sample_params::blocks"]
+        [::core::mem::offset_of!(ls_spec_sample_params, blocks) - 336usize];
     ["Offset of field: ls_spec_sample_params::kind"]
-        [::core::mem::offset_of!(ls_spec_sample_params, kind) - 312usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, kind) - 340usize];
     ["Offset of field: ls_spec_sample_params::programmatic"]
-        [::core::mem::offset_of!(ls_spec_sample_params, programmatic) - 316usize];
+        [::core::mem::offset_of!(ls_spec_sample_params, programmatic) - 344usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -447,18 +461,18 @@ pub struct ls_spec_draw_draft_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_spec_draw_draft_params"][::core::mem::size_of::<ls_spec_draw_draft_params>() - 352usize];
+    ["Size of ls_spec_draw_draft_params"][::core::mem::size_of::<ls_spec_draw_draft_params>() - 384usize];
     ["Alignment of ls_spec_draw_draft_params"][::core::mem::align_of::<ls_spec_draw_draft_params>() - 8usize];
     ["Offset of field: ls_spec_draw_draft_params::sample"]
         [::core::mem::offset_of!(ls_spec_draw_draft_params, sample) - 0usize];
     ["Offset of field: ls_spec_draw_draft_params::probabilities"]
-        [::core::mem::offset_of!(ls_spec_draw_draft_params, probabilities) - 320usize];
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, probabilities) - 352usize];
     ["Offset of field: ls_spec_draw_draft_params::slot_stride"]
-        [::core::mem::offset_of!(ls_spec_draw_draft_params, slot_stride) - 328usize];
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, slot_stride) - 360usize];
     ["Offset of field: ls_spec_draw_draft_params::ring_stride"]
-        [::core::mem::offset_of!(ls_spec_draw_draft_params, ring_stride) - 336usize];
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, ring_stride) - 368usize];
     ["Offset of field: ls_spec_draw_draft_params::ring_rows"]
-        [::core::mem::offset_of!(ls_spec_draw_draft_params, ring_rows) - 344usize];
+        [::core::mem::offset_of!(ls_spec_draw_draft_params, ring_rows) - 376usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -474,24 +488,24 @@ pub struct ls_spec_rejection_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_spec_rejection_params"][::core::mem::size_of::<ls_spec_rejection_params>() - 464usize];
+    ["Size of ls_spec_rejection_params"][::core::mem::size_of::<ls_spec_rejection_params>() - 496usize];
     ["Alignment of ls_spec_rejection_params"][::core::mem::align_of::<ls_spec_rejection_params>() - 8usize];
     ["Offset of field: ls_spec_rejection_params::sample"]
         [::core::mem::offset_of!(ls_spec_rejection_params, sample) - 0usize];
     ["Offset of field: ls_spec_rejection_params::slots"]
-        [::core::mem::offset_of!(ls_spec_rejection_params, slots) - 320usize];
+        [::core::mem::offset_of!(ls_spec_rejection_params, slots) - 352usize];
     ["Offset of field: ls_spec_rejection_params::accepted"]
-        [::core::mem::offset_of!(ls_spec_rejection_params, accepted) - 416usize];
+        [::core::mem::offset_of!(ls_spec_rejection_params, accepted) - 448usize];
     ["Offset of field: ls_spec_rejection_params::probabilities"]
-        [::core::mem::offset_of!(ls_spec_rejection_params, probabilities) - 424usize];
+        [::core::mem::offset_of!(ls_spec_rejection_params, probabilities) - 456usize];
     ["Offset of field: ls_spec_rejection_params::raced"]
-        [::core::mem::offset_of!(ls_spec_rejection_params, raced) - 432usize];
+        [::core::mem::offset_of!(ls_spec_rejection_params, raced) - 464usize];
     ["Offset of field: ls_spec_rejection_params::slot_stride"]
-        [::core::mem::offset_of!(ls_spec_rejection_params, slot_stride) - 440usize];
+        [::core::mem::offset_of!(ls_spec_rejection_params, slot_stride) - 472usize];
     ["Offset of field: ls_spec_rejection_params::ring_stride"]
-        [::core::mem::offset_of!(ls_spec_rejection_params, ring_stride) - 448usize];
+        [::core::mem::offset_of!(ls_spec_rejection_params, ring_stride) - 480usize];
     ["Offset of field: ls_spec_rejection_params::ring_rows"]
-        [::core::mem::offset_of!(ls_spec_rejection_params, ring_rows) - 456usize];
+        [::core::mem::offset_of!(ls_spec_rejection_params, ring_rows) - 488usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {

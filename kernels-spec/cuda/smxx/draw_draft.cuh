@@ -7,11 +7,11 @@
 
 namespace lockstep::spec {
 
-static_assert(sizeof(ls_spec_draw_draft_params) == 352, "src/sys.rs describes this layout");
+static_assert(sizeof(ls_spec_draw_draft_params) == 384, "src/sys.rs describes this layout");
 
 // Grid: x = steps of 1024 ids, y = rows.
 __global__ void __launch_bounds__(kThreads) spread(const ls_spec_draw_draft_params p, bool aligned, bool aligned_out) {
-  __shared__ int32_t sequence;
+  __shared__ RowShared sequence;
   pdl::wait();
   pdl::launch_dependents();
   const int64_t row = blockIdx.y;

@@ -38,25 +38,27 @@ __device__ __forceinline__ float value_of(uint64_t best) { return unordered(uint
 
 __device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
+// The largest of a warp's values, for every lane.
+__device__ __forceinline__ uint64_t warp_max(uint64_t value) {
+  const uint32_t high = __reduce_max_sync(kWholeWarp, uint32_t(value >> 32));
+  return uint64_t(high) << 32 | __reduce_max_sync(kWholeWarp, uint32_t(value >> 32) == high ? uint32_t(value) : 0u);
+}
+
 // The largest of a block's values, for every thread. `shared` may be used again behind the next barrier.
+//
+// Short on purpose, as what is run once: a launch of a few blocks waits for its instructions more than for its numbers.
 template <int kBlock>
 __device__ __forceinline__ uint64_t block_max(uint64_t value, uint64_t (&shared)[kBlock / kLanes]) {
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    value = larger(value, __shfl_xor_sync(kWholeWarp, value, distance));
-  }
+  value = warp_max(value);
   if (threadIdx.x % kLanes == 0) shared[threadIdx.x / kLanes] = value;
   __syncthreads();
-  value = shared[0];
-#pragma unroll
-  for (int warp = 1; warp < kBlock / kLanes; ++warp) value = larger(value, shared[warp]);
-  return value;
+  return warp_max(threadIdx.x % kLanes < kBlock / kLanes ? shared[threadIdx.x % kLanes] : 0);
 }
 
 // The sum of a block's values, for every thread.
 template <int kBlock>
 __device__ __forceinline__ uint64_t block_sum(uint64_t value, uint64_t (&shared)[kBlock / kLanes]) {
-#pragma unroll
+#pragma unroll 1
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(kWholeWarp, value, distance);
   }
@@ -64,6 +66,7 @@ __device__ __forceinline__ uint64_t block_sum(uint64_t value, uint64_t (&shared)
   if (threadIdx.x % kLanes == 0) shared[threadIdx.x / kLanes] = value;
   __syncthreads();
   uint64_t sum = 0;
+#pragma unroll 1
   for (int warp = 0; warp < kBlock / kLanes; ++warp) sum += shared[warp];
   return sum;
 }
@@ -87,6 +90,23 @@ __device__ __forceinline__ void load_group(const float* row, int32_t id, int32_t
   }
 }
 
+// Groups of four neighbouring ids per thread, those of a step side by side in a block. The first begins at `begin`.
+template <int kVectors>
+__device__ __forceinline__ void load_groups(const float* row, int32_t begin, int32_t valid, bool aligned,
+                                            float (&x)[kVectors][kGroup]) {
+  const int32_t first = begin + int32_t(threadIdx.x) * kGroup;
+  if (aligned && begin + kVectors * kStep <= valid) {  // one branch for the block, and loads without any
+#pragma unroll
+    for (int step = 0; step < kVectors; ++step) {
+      const float4 four = *reinterpret_cast<const float4*>(row + first + step * kStep);
+      x[step][0] = four.x, x[step][1] = four.y, x[step][2] = four.z, x[step][3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int step = 0; step < kVectors; ++step) load_group(row, first + step * kStep, valid, aligned, x[step]);
+  }
+}
+
 // kVectors groups of four neighbouring ids per thread, those of a step side by side in a block.
 template <int kVectors>
 struct Chunk {
@@ -97,8 +117,7 @@ struct Chunk {
   }
 
   __device__ __forceinline__ void load(const float* row, int chunk, int32_t valid, bool aligned) {
-#pragma unroll
-    for (int step = 0; step < kVectors; ++step) load_group(row, first(chunk, step), valid, aligned, x[step]);
+    load_groups<kVectors>(row, chunk * kVectors * kStep, valid, aligned, x);
   }
 
   // kMasked: minus infinity cannot win.

@@ -1,150 +1,143 @@
 // The second and third pass of sampling, over rows whose filters may reach far, and over those whose mass is asked for.
 //
-// Ids are counted or weighed in bins of their distance from the largest. That tells in which bin the filter's border
-// lies: what comes before it is kept, and only what lies in it has to be listed, for a single block to sort.
+// Ids are counted in bins of their distance from the largest. That tells, for top-k exactly and for top-p by what ids of a
+// bin weigh at least and at most, between which bins the filter's border lies. The third pass weighs all ids, draws from
+// those before the border and lists those around it, for a single block to cut.
 #pragma once
 
+#include "lockstep/launch.cuh"
 #include "lockstep/pdl.cuh"
 #include "shape.cuh"
 
 namespace lockstep::spec {
 
-constexpr float kBinsPerUnit = 8.0f;
+// Bins of distances from the largest logit: never a smaller one for a smaller logit, which is all that is asked of them,
+// and the weights in a bin are alike.
+struct Ruler {
+  float max, per_unit, reach;
+  uint32_t last;
 
-// Of x > -inf. Never smaller for a smaller x, which is all that is asked of it.
-__device__ __forceinline__ int bin_of(float x, float max) {
-  constexpr float kInteger = 0x1p23f;  // what is added to it rounds to whole numbers, in the low bits
-  const float distance = x == max ? 0.0f : __fadd_rn(max, -x);  // inf - inf is no distance
-  const float near = fminf(distance, float(LS_SPEC_BINS - 1) / kBinsPerUnit);
-  return int(__float_as_uint(__fmaf_rn(near, kBinsPerUnit, kInteger)) & (LS_SPEC_BINS - 1));
-}
+  __device__ __forceinline__ Ruler(float max_, float per_unit_, int bins)
+      : max(max_), per_unit(per_unit_), reach(fminf(float(bins - 1) / per_unit_, 0x1p126f)), last(bins - 1) {}
 
-// Exact sums of numbers of up to 2^40 from shared additions of 32 bits that nobody waits for: three parts of each, the
-// sums of which cannot overflow in a chunk.
-struct Bins {
-  static constexpr int kBits = 19;
-  static constexpr uint32_t kMask = (1u << kBits) - 1;
-  static_assert(uint64_t(kMask) * chunk_ids(8) <= UINT32_MAX, "a chunk's sum of parts fits");
-
-  uint32_t low[LS_SPEC_BINS], middle[LS_SPEC_BINS], high[LS_SPEC_BINS];
-
-  __device__ __forceinline__ void clear(int bin) { low[bin] = middle[bin] = high[bin] = 0; }
-
-  __device__ __forceinline__ void add(int bin, uint64_t value) {
-    const uint32_t first = uint32_t(value) & kMask, second = uint32_t(value >> kBits) & kMask;
-    const uint32_t third = uint32_t(value >> (2 * kBits));
-    atomicAdd(&low[bin], first);
-    if (second != 0) atomicAdd(&middle[bin], second);
-    if (third != 0) atomicAdd(&high[bin], third);  // few ids: above a quarter of the largest
-  }
-
-  __device__ __forceinline__ uint64_t sum(int bin) const {
-    return low[bin] + (uint64_t(middle[bin]) << kBits) + (uint64_t(high[bin]) << (2 * kBits));
+  // Of x > -inf.
+  __device__ __forceinline__ int bin(float x) const {
+    constexpr float kInteger = 0x1p23f;  // what is added to it rounds to whole numbers, in the low bits
+    const float distance = x == max ? 0.0f : __fadd_rn(max, -x);  // inf - inf is no distance
+    return int(__float_as_uint(__fmaf_rn(fminf(distance, reach), per_unit, kInteger)) & last);
   }
 };
-static_assert(LS_SPEC_BINS == kThreads, "a thread has a bin");
+
+constexpr float kBinsOfWeight = 32.0f;  // in a factor e of weight, at least
+constexpr float kBinsOfLogits = 16.0f;  // in a unit of logits, at least
+
+__device__ __forceinline__ Ruler ruler_of(const ls_spec_sample_params& p, const Rules& rules, float max) {
+  const float per_unit = rules.by_count(p.valid) ? 0.0f : kBinsOfWeight / rules.temperature;
+  return Ruler(max, fmaxf(per_unit, kBinsOfLogits), LS_SPEC_BINS);
+}
 
 __device__ __forceinline__ void add_to(uint64_t& sum, uint64_t value) {
   if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&sum), value);
 }
 
-// Grid: x = chunks, y = rows.
-template <int kVectors>
-__global__ void __launch_bounds__(kThreads) narrow(const ls_spec_sample_params p, bool aligned) {
-  __shared__ uint64_t warps[kWarps], more_warps[kWarps];
-  __shared__ int32_t sequence;
-  __shared__ Bins bins;
-  pdl::wait();
-  pdl::launch_dependents();
-  const int64_t row = blockIdx.y;
-  const int chunks = gridDim.x, index = blockIdx.x;
-  const Row at = row_of<kThreads>(p.rows, int32_t(row), p.positions, sequence);
+// By all threads of a block.
+__device__ __forceinline__ bool any_bins(const ls_spec_sample_params& p) {
+  bool any = false;
+  for (int32_t row = threadIdx.x; row < p.rows.row_count; row += kThreads) any |= p.tasks[row] != uint32_t(Task::None);
+  return __syncthreads_or(any) != 0;
+}
+
+// False only where e^z is less than half a unit of 2^-40. `scale`: log2(e) / temperature.
+__device__ __forceinline__ bool weighs_anything(float x, float max, float scale) {
+  return !(__fmul_rn(__fadd_rn(x, -max), scale) < -41.1f);
+}
+
+// Groups of a thread in a piece of the second pass, of which blocks may have several.
+__host__ __device__ constexpr int narrow_vectors(int vectors) { return vectors < 16 ? vectors : 16; }
+
+struct NarrowShared {
+  uint64_t warps[kWarps], more_warps[kWarps];
+  RowShared sequence;
+  uint32_t bins[LS_SPEC_BINS];
+};
+
+// Piece `index` of a row, which had `parts` in the first pass.
+template <int kBatch>
+__device__ __forceinline__ void narrow_part(const ls_spec_sample_params& p, bool aligned, int64_t row, int index,
+                                            int parts, NarrowShared& s) {
+  const Row at = row_of<kThreads>(p.rows, int32_t(row), p.positions, s.sequence);
   if (!at.live) return;
   const Rules rules = rules_of(p.rules, at.slot);
-  const Cut cut = rules.cut(p.valid);
-  if (rules.greedy() || cut == Cut::Few || (cut == Cut::None && !weighs(p, at))) return;
   const Source source = source_of(p, row, at, rules, aligned);
-  const uint64_t most = row_max<kThreads>(p.best + row * chunks, chunks, warps);
+  const uint64_t most = row_max<kThreads>(p.best + row * parts, parts, s.warps);
   if (most == 0) return;
   const float max = value_of(most);
-  const bool by_count = rules.by_count(p.valid);
-  Chunk<kVectors> chunk;
-#pragma unroll
-  for (int step = 0; step < kVectors; ++step) {
-    // Patches whose heaviest id is far below a unit add nothing.
-    constexpr float kNothing = -28.5f;  // e^-28.5 < 2^-41
-    bool counts = true;
-    if (cut == Cut::Wide && !by_count) {
-      const int32_t patch = chunk.first(index, step) / kPatch;
-      const uint32_t order = patch < patches(p.valid) ? p.patch_most[row * patches(p.valid) + patch] : 0;
-      counts = order != 0 && !(tempered(unordered(order), max, rules.temperature) < kNothing);
-    }
-    load_group(source.row, chunk.first(index, step), counts ? p.valid : 0, source.aligned, chunk.x[step]);
-  }
-
-  const Scales scales(max, rules.temperature);
-  const int32_t first_id = index * chunk_ids(kVectors), end_id = min(first_id + chunk_ids(kVectors), p.valid);
-  if (cut == Cut::None) {
+  const int32_t ids = chunk_ids(narrow_vectors(p.vectors));
+  const int32_t first_id = index * ids, end_id = min(first_id + ids, p.valid);
+  float x[kBatch][kGroup];
+  load_groups<kBatch>(source.row, first_id, p.valid, source.aligned, x);
+  if (rules.cut(p.valid) == Cut::None) {
+    const Scales scales(max, rules.temperature);
+    const bool fit = scales.fit() && rules.least_weight() == 0.0f;
     uint64_t sum = 0;
-    if (scales.fit() && rules.least_weight() == 0.0f) {
+    stream<kBatch>(source, first_id, end_id, p.valid, x, [&](int32_t) {
 #pragma unroll
-      for (int step = 0; step < kVectors; ++step) {
+      for (int step = 0; step < kBatch; ++step) {
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) {
-          const float x = chunk.x[step][i];
-          if (alive(x, max)) sum += scales.weight(x);
+          if (alive(x[step][i], max)) sum += fit ? scales.weight(x[step][i]) : kept_weight_of(x[step][i], max, rules);
         }
       }
-    } else {
-#pragma unroll 1
-      for (int32_t id = first_id + int32_t(threadIdx.x); id < end_id; id += kThreads) {
-        const float x = source.row[id];
-        if (alive(x, max)) sum += kept_weight_of(x, max, rules);
-      }
-    }
-    sum = block_sum<kThreads>(sum, more_warps);
+    });
+    sum = block_sum<kThreads>(sum, s.more_warps);
     if (threadIdx.x == 0) add_to(p.kept[row], sum);
     return;
   }
-
-  bins.clear(threadIdx.x);
+  const bool by_count = rules.by_count(p.valid);
+  const Ruler ruler = ruler_of(p, rules, max);
+  for (int i = threadIdx.x; i < LS_SPEC_BINS; i += kThreads) s.bins[i] = 0;
   __syncthreads();
-  // Behind top-k, top-p works on a list: its ids are only counted here.
-  if (by_count) {
+  // Of what weighs nothing there may be much, and all in one place.
+  const bool skips = !by_count && ruler.per_unit > kBinsOfLogits;
+  const int end_bin = skips ? LS_SPEC_BINS - 1 : LS_SPEC_BINS;
+  stream<kBatch>(source, first_id, end_id, p.valid, x, [&](int32_t) {
 #pragma unroll
-    for (int step = 0; step < kVectors; ++step) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const float x = chunk.x[step][i];
-        if (alive(x, max)) atomicAdd(&bins.low[bin_of(x, max)], 1u);
-      }
-    }
-  } else if (scales.fit()) {
-#pragma unroll
-    for (int step = 0; step < kVectors; ++step) {
+    for (int step = 0; step < kBatch; ++step) {
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        const float x = chunk.x[step][i];
-        if (alive(x, max)) bins.add(bin_of(x, max), scales.weight(x));
+        if (!alive(x[step][i], max)) continue;
+        const int bin = ruler.bin(x[step][i]);
+        if (bin < end_bin) atomicAdd(&s.bins[bin], 1u);
       }
     }
-  } else {
-#pragma unroll 1
-    for (int32_t id = first_id + int32_t(threadIdx.x); id < end_id; id += kThreads) {
-      const float x = source.row[id];
-      if (alive(x, max)) bins.add(bin_of(x, max), weight_of(x, max, rules));
-    }
+  });
+  __syncthreads();
+  for (int i = threadIdx.x; i < LS_SPEC_BINS; i += kThreads) {
+    if (s.bins[i] != 0) atomicAdd(&p.bins[row * LS_SPEC_BINS + i], s.bins[i]);
   }
-  __syncthreads();
-  add_to(p.bins[row * LS_SPEC_BINS + threadIdx.x], bins.sum(threadIdx.x));
 }
 
-// Where the border of the first filter lies: the bin in which top-k, or top-p without it, has enough.
+// Grid: as many blocks as run at once. Where no row has bins, they end here.
+template <int kBatch>
+__global__ void __launch_bounds__(kThreads, 3) narrow(const ls_spec_sample_params p, bool aligned, int parts) {
+  __shared__ NarrowShared s;
+  pdl::wait();
+  pdl::launch_dependents();
+  if (!any_bins(p)) return;
+  const int pieces = ceil_div(p.valid, chunk_ids(narrow_vectors(p.vectors)));
+#pragma unroll 1
+  for (int64_t i = blockIdx.x; i < int64_t(pieces) * p.rows.row_count; i += gridDim.x) {
+    const int64_t row = i / pieces;
+    if (p.tasks[row] == uint32_t(Task::None)) continue;
+    __syncthreads();  // the last piece's numbers have been read
+    narrow_part<kBatch>(p, aligned, row, int(i - row * pieces), parts, s);
+  }
+}
+
+// Where the border of the first filter lies, top-k's or without it top-p's.
 struct Reach {
-  int bin;
-  uint64_t before;  // number or mass of what comes before the bin
-  uint64_t until;   // and up to its end
-  uint64_t total;   // of all bins
+  int first, last;        // bins: what comes before the first is kept, what comes after the last is not
+  uint32_t before, until; // ids before the first, and up to the end of the last
 };
 
 // The sums of all threads up to and with each, over the first kThreads of a block's threads.
@@ -163,23 +156,59 @@ __device__ __forceinline__ uint64_t running_sum(uint64_t value, uint64_t (&warps
 }
 
 struct ReachShared {
-  uint64_t warps[kWarps];
+  uint64_t warps[kWarps], more_warps[kWarps];
+  uint64_t total;
   Reach reach;
 };
 
-// By all threads of a block of at least kThreads.
+// By all threads of a block of at least kThreads; all blocks find the same.
 __device__ __forceinline__ Reach reach_of(const ls_spec_sample_params& p, int64_t row, const Rules& rules,
                                           ReachShared& shared) {
-  const bool mine = threadIdx.x < kThreads;
-  const uint64_t here = mine ? p.bins[row * LS_SPEC_BINS + threadIdx.x] : 0;
-  const uint64_t until = running_sum(here, shared.warps);
-  // Fewer ids than top-k wants: all of them, with the last bin.
-  if (threadIdx.x == kThreads - 1) shared.reach = {kThreads - 1, until - here, until, until};
+  constexpr int kEach = LS_SPEC_BINS / kThreads;
+  const bool mine = threadIdx.x < kThreads, by_count = rules.by_count(p.valid);
+  const float decay = kLog2E / (ruler_of(p, rules, 0.0f).per_unit * rules.temperature);  // of weight, from bin to bin
+  uint32_t here[kEach], count = 0;
+  uint64_t mass[kEach], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int bin = int(threadIdx.x) * kEach + i;
+    count += here[i] = mine ? p.bins[row * LS_SPEC_BINS + bin] : 0;
+    // As if all were in the middle of the bin: sums of integers, which have no order.
+    const float weight = ex2_approx(40.0f - float(bin) * decay);
+    sum += mass[i] = by_count ? here[i] : here[i] * __float2ull_rz(weight);
+  }
+  uint64_t until = running_sum(sum, shared.warps);
+  const uint32_t ids = uint32_t(running_sum(count, shared.more_warps));
+  if (threadIdx.x == kThreads - 1) {
+    shared.total = until;
+    // Fewer ids than top-k wants: all of them, with the last bin.
+    shared.reach = {LS_SPEC_BINS - 1, LS_SPEC_BINS - 1, ids - here[kEach - 1], ids};
+  }
   __syncthreads();
-  const uint64_t total = shared.reach.total;
-  const uint64_t target = rules.by_count(p.valid) ? uint64_t(rules.top_k) : share_of(rules.top_p, total);
-  __syncthreads();
-  if (mine && until >= target && until - here < target) shared.reach = {int(threadIdx.x), until - here, until, total};
+  // Up to a bin whose ids weigh C, followed by others that weigh R: top-p has enough if (1 - p) C >= p R. Weights are off
+  // by half a bin at most, so the ratio of the two is by one.
+  constexpr double kOff = 1.034;  // e^(1/32) = 1.0318
+  const double p_kept = double(fmaxf(rules.top_p, 0.0f)), p_left = 1.0 - p_kept, total = double(shared.total);
+  const auto enough = [&](uint64_t c, double off) {
+    if (by_count) return c >= uint64_t(rules.top_k);
+    return p_left * double(c) * off >= p_kept * (total - double(c));
+  };
+  if (mine) {
+    uint64_t c = until - sum;
+    uint32_t n = ids - count;
+    // Nothing is before the first bin, which may be enough all the same.
+    bool before_first = threadIdx.x > 0 && enough(c, kOff), before_last = threadIdx.x > 0 && enough(c, 1.0 / kOff);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      c += mass[i];
+      n += here[i];
+      const bool first = enough(c, kOff), last = enough(c, 1.0 / kOff);
+      const int bin = int(threadIdx.x) * kEach + i;
+      if (first && !before_first) shared.reach.first = bin, shared.reach.before = n - here[i];
+      if (last && !before_last) shared.reach.last = bin, shared.reach.until = n;
+      before_first = first, before_last = last;
+    }
+  }
   __syncthreads();
   return shared.reach;
 }
@@ -187,79 +216,111 @@ __device__ __forceinline__ Reach reach_of(const ls_spec_sample_params& p, int64_
 // What is listed of a row.
 enum class Listed {
   All,     // what top-k may reach, as it is little
-  Border,  // what lies in the border's bin
+  Border,  // what lies in the border's bins
   None,    // too much
 };
 
 __device__ __forceinline__ Listed listed_of(const Rules& rules, const Reach& reach, int32_t valid) {
-  if (!rules.by_count(valid)) return Listed::Border;
+  if (!rules.by_count(valid)) {
+    return reach.until - reach.before <= LS_SPEC_CANDIDATES ? Listed::Border : Listed::None;
+  }
   if (reach.until <= LS_SPEC_CANDIDATES) return Listed::All;
-  return rules.by_mass() ? Listed::None : Listed::Border;
+  return rules.by_mass() || reach.until - reach.before > LS_SPEC_CANDIDATES ? Listed::None : Listed::Border;
 }
 
 // In ascending order: descending by value, then ascending by id.
 __device__ __forceinline__ uint64_t rank_of(float x, uint32_t id) { return uint64_t(~ordered(x)) << 32 | id; }
 __device__ __forceinline__ float value_of_rank(uint64_t rank) { return unordered(~uint32_t(rank >> 32)); }
 
-template <int kVectors>
 struct ListShared {
   uint64_t warps[kWarps];
   ReachShared reach;
-  uint16_t found[chunk_ids(kVectors)];  // places in the chunk; any order, as they are sorted later
-  uint16_t groups[chunk_ids(kVectors) / kGroup];
-  uint32_t found_count, group_count, place;
-  int32_t sequence;
-  float first_score;
+  LeadersShared leaders;
+  int32_t found[LS_SPEC_CANDIDATES];  // in any order
+  uint32_t found_count, place;
+  RowShared sequence;
 };
 
-// Grid: x = chunks, y = rows. Lists what has to be sorted, and draws from what is kept without.
-template <int kVectors>
-__global__ void __launch_bounds__(kThreads) list(const ls_spec_sample_params p, bool aligned) {
-  __shared__ ListShared<kVectors> s;
-  pdl::wait();
-  pdl::launch_dependents();
-  const int64_t row = blockIdx.y;
-  const int chunks = gridDim.x, index = blockIdx.x;
+// Of a part of a row: lists what has to be cut, and draws from what is kept without.
+template <int kBatch>
+__device__ __forceinline__ void list_part(const ls_spec_sample_params& p, bool aligned, int64_t row, int index,
+                                          int parts, ListShared& s) {
   const Row at = row_of<kThreads>(p.rows, int32_t(row), p.positions, s.sequence);
   if (!at.live) return;
   const Rules rules = rules_of(p.rules, at.slot);
-  if (rules.greedy() || rules.cut(p.valid) != Cut::Wide) return;
+  if (rules.cut(p.valid) != Cut::Wide) return;
   const Source source = source_of(p, row, at, rules, aligned);
-  const uint64_t most = row_max<kThreads>(p.best + row * chunks, chunks, s.warps);
+  const uint64_t most = row_max<kThreads>(p.best + row * parts, parts, s.warps);
   if (most == 0) return;
   const float max = value_of(most);
   const Reach reach = reach_of(p, row, rules, s.reach);
   const Listed listed = listed_of(rules, reach, p.valid);
   if (listed == Listed::None) return;
-  if (threadIdx.x == 0) s.found_count = s.group_count = 0;
-  // Where probability is with few ids, most patches are left alone: nothing in them reaches the border.
-  Chunk<kVectors> chunk;
-#pragma unroll
-  for (int step = 0; step < kVectors; ++step) {
-    const int32_t patch = chunk.first(index, step) / kPatch;
-    const uint32_t order = patch < patches(p.valid) ? p.patch_most[row * patches(p.valid) + patch] : 0;
-    const bool reaches = order != 0 && bin_of(unordered(order), max) <= reach.bin;
-    load_group(source.row, chunk.first(index, step), reaches ? p.valid : 0, source.aligned, chunk.x[step]);
+  if (threadIdx.x == 0) {
+    s.found_count = 0;
+    s.leaders.clear();
+    s.leaders.best = ordered(-4.6f);  // the row's largest logit, which is kept, is never below -ln 22.2
   }
   __syncthreads();
-  const bool all = listed == Listed::All;
-  const bool sums = !all && weighs(p, at) && (rules.by_count(p.valid) || rules.least_weight() > 0.0f);
-  uint64_t sum = 0;
+  const bool all = listed == Listed::All, by_count = rules.by_count(p.valid), drawn = !all && draws(p, at);
+  const bool sums = !all && weighs(p, at) && (by_count || rules.least_weight() > 0.0f);
+  const int32_t ids = chunk_ids(p.vectors), first_id = index * ids, end_id = min(first_id + ids, p.valid);
+  const Ruler ruler = ruler_of(p, rules, max);
+  const Scales scales(max, rules.temperature);
+  const bool fit = scales.fit();
+  const philox::Use use = use_of(p);
+  Leaders leaders = {max, kLog2E / rules.temperature, rules.seed, uint32_t(at.position) + 1, use};
+  if (rules.least_weight() > 0.0f) leaders.floor = lg2_approx(rules.least_weight()) + kSlack;
+  const RowNoise noise(rules.seed, leaders.position, leaders.use);
+  const auto kept = [&](float x) { return alive(x, max) && ruler.bin(x) < reach.first; };
+  uint64_t total = 0, before = 0, left = 0;
+  float x[kBatch][kGroup];
+  load_groups<kBatch>(source.row, first_id, p.valid, source.aligned, x);
+  stream<kBatch>(source, first_id, end_id, p.valid, x, [&](int32_t begin) {
+    const int32_t mine = begin + int32_t(threadIdx.x) * kGroup;
+    float step_most[kBatch], batch_most = -kInfinity;
 #pragma unroll
-  for (int step = 0; step < kVectors; ++step) {
+    for (int step = 0; step < kBatch; ++step) {
+      step_most[step] = -kInfinity;
+      const float most_here = fmaxf(fmaxf(x[step][0], x[step][1]), fmaxf(x[step][2], x[step][3]));  // drops NaN
+      const bool matters = alive(most_here, max) && (by_count ? ruler.bin(most_here) <= reach.last
+                                                              : weighs_anything(most_here, max, leaders.scale));
+      if (!__any_sync(kWholeWarp, matters)) continue;  // most patches, where a distribution has a peak
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      float& x = chunk.x[step][i];
-      const int bin = alive(x, max) ? bin_of(x, max) : LS_SPEC_BINS;
-      if (bin == reach.bin || (all && bin < reach.bin)) {
-        s.found[atomicAdd(&s.found_count, 1u)] = uint16_t((step * kThreads + threadIdx.x) * kGroup + i);
+      for (int i = 0; i < kGroup; ++i) {
+        const float one = x[step][i];
+        if (!alive(one, max)) continue;
+        const int bin = ruler.bin(one);
+        uint64_t weight = 0;
+        if (!by_count) total += weight = fit ? scales.weight(one) : weight_of(one, max, rules);
+        if (bin < reach.first) {
+          before += weight;
+          step_most[step] = fmaxf(step_most[step], one);
+          if (sums) left += kept_weight_of(one, max, rules);
+        }
+        if (bin <= reach.last && (all || bin >= reach.first)) {
+          const uint32_t place = atomicAdd(&s.found_count, 1u);
+          if (place < LS_SPEC_CANDIDATES) s.found[place] = mine + step * kStep + i;
+        }
       }
-      if (bin >= reach.bin) {
-        x = __uint_as_float(0x7fffffffu);  // not kept for sure
-      } else if (sums) {
-        sum += kept_weight_of(x, max, rules);
-      }
+      batch_most = fmaxf(batch_most, step_most[step]);
     }
+    if (drawn) {
+      find_leaders<kBatch>(leaders, noise, step_most, batch_most, mine, source.row, p.valid, source.aligned, s.leaders,
+                           kept);
+    }
+  });
+  if (!by_count) {
+    total = block_sum<kThreads>(total, s.warps);
+    before = block_sum<kThreads>(before, s.warps);
+    if (threadIdx.x == 0) {
+      add_to(p.sums[row * 2], total);
+      add_to(p.sums[row * 2 + 1], before);
+    }
+  }
+  if (sums) {
+    left = block_sum<kThreads>(left, s.warps);
+    if (threadIdx.x == 0) add_to(p.kept[row], left);
   }
   __syncthreads();
   const uint32_t found = s.found_count;
@@ -269,24 +330,29 @@ __global__ void __launch_bounds__(kThreads) list(const ls_spec_sample_params p, 
   const uint32_t place = s.place;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < found && place + i < LS_SPEC_CANDIDATES; i += kThreads) {
-    const int32_t id = index * chunk_ids(kVectors) + int32_t(s.found[i]);
+    const int32_t id = s.found[i];
     out[place + i] = rank_of(source.row[id], uint32_t(id));
   }
-  if (all) return;
-  if (sums) {
-    sum = block_sum<kThreads>(sum, s.warps);
-    if (threadIdx.x == 0) add_to(p.kept[row], sum);
+  const int64_t part = row * parts + index;
+  const uint64_t best = p.best[part];
+  if (!drawn || threadIdx.x >= kLanes || best == 0) return;
+  name_leaders(leaders, best, p.drawn + part, p.found + part * kFound, s.leaders);
+}
+
+// Grid: as for narrow().
+template <int kBatch>
+__global__ void __launch_bounds__(kThreads, 2) list(const ls_spec_sample_params p, bool aligned, int parts) {
+  __shared__ ListShared s;
+  pdl::wait();
+  pdl::launch_dependents();
+  if (!any_bins(p)) return;
+#pragma unroll 1
+  for (int64_t i = blockIdx.x; i < int64_t(parts) * p.rows.row_count; i += gridDim.x) {
+    const int64_t row = i / parts;
+    if (p.tasks[row] == uint32_t(Task::None)) continue;
+    __syncthreads();
+    list_part<kBatch>(p, aligned, row, int(i - row * parts), parts, s);
   }
-  if (!draws(p, at)) return;
-  if (threadIdx.x < kLanes) {
-    const float score = Draw::likeliest_score(rules, id_of(most), at, use_of(p));
-    if (threadIdx.x == 0) s.first_score = score;
-  }
-  __syncthreads();
-  Draw draw(rules, max, id_of(most), s.first_score, at, use_of(p));
-  const auto kept = [&](float x) { return alive(x, max) && bin_of(x, max) < reach.bin; };
-  const uint64_t best = draw_chunk(draw, chunk, index, source.row, p.valid, s.groups, s.group_count, s.warps, kept);
-  if (threadIdx.x == 0) p.drawn[row * chunks + index] = best;
 }
 
 }  // namespace lockstep::spec

@@ -12,7 +12,7 @@
 
 namespace lockstep::spec {
 
-static_assert(sizeof(ls_spec_rejection_params) == 464, "src/sys.rs describes this layout");
+static_assert(sizeof(ls_spec_rejection_params) == 496, "src/sys.rs describes this layout");
 
 // Where a sequence's chain ends.
 struct End {
@@ -178,7 +178,7 @@ inline int32_t launch_rejection(const ls_spec_rejection_params& params, ls_strea
   p.sample.positions -= 1;  // each row writes the token behind its own
   int32_t status = launch_passes(p.sample, stream);
   if (status != LS_OK) return status;
-  const int ids = chunk_ids(p.sample.vectors), chunks = ceil_div(p.sample.valid, ids);
+  const int ids = chunk_ids(LS_SPEC_RACE_VECTORS), chunks = ceil_div(p.sample.valid, ids);
   const bool aligned = aligned_rows(p.sample.logits, p.sample.logits_stride);
   const bool aligned_q = aligned_rows(p.probabilities, p.slot_stride) && p.ring_stride % kGroup == 0;
   const dim3 grid(chunks, sequences);

@@ -53,20 +53,31 @@ struct Row {
   int64_t behind;  // rows of its sequence that come after it
 };
 
+struct RowShared {
+  int32_t index;
+  Numbers of;
+};
+
 // By all threads of a block. Where faulty offsets overlap, the last sequence has the row, as on the CPU.
 template <int kBlock>
-__device__ __forceinline__ Row row_of(const ls_rows& rows, int32_t row, int32_t positions, int32_t& shared) {
-  if (threadIdx.x == 0) shared = -1;
+__device__ __forceinline__ Row row_of(const ls_rows& rows, int32_t row, int32_t positions, RowShared& shared) {
+  if (threadIdx.x == 0) shared.index = -1;
   __syncthreads();
+  int32_t mine = -1;
+  Numbers n = {};
   for (int32_t i = threadIdx.x; i < rows.sequences; i += kBlock) {
-    const int32_t first = rows.row_offsets[i], end = rows.row_offsets[i + 1];
-    if (owns_rows(rows, first, end) && first <= row && row < end) atomicMax(&shared, i);
+    const Numbers one = numbers_at(rows, i);  // with the slot, which costs no way to memory of its own
+    if (owns_rows(rows, one.first, one.end) && one.first <= row && row < one.end) mine = i, n = one;
   }
+  if (mine >= 0) atomicMax(&shared.index, mine);
   __syncthreads();
-  const int32_t index = shared;
+  const int32_t index = shared.index;
   if (index < 0) return {};
-  const Sequence s = sequence_at(rows, index, positions, false);
-  return {s.live, s.slot, s.start + row - s.first, s.first + s.count - 1 - row};
+  if (mine == index) shared.of = n;
+  __syncthreads();
+  n = shared.of;
+  if (!n.live(rows, positions) || n.count() > positions) return {};
+  return {true, n.slot, int64_t(n.start) + row - n.first, n.end - 1 - row};
 }
 
 // Whether a token is drawn in the row, and whether the mass that the filters leave is asked for.
@@ -79,6 +90,25 @@ __device__ __forceinline__ bool weighs(const ls_spec_sample_params& p, const Row
 
 __device__ __forceinline__ philox::Use use_of(const ls_spec_sample_params& p) {
   return p.kind == LS_SPEC_DRAW_DRAFT ? philox::Use::Draft : philox::Use::Draw;
+}
+
+// philox::philox4x32_10() in a loop, for what is run a few times only: its instructions would take longer to arrive.
+__device__ __forceinline__ uint4 noise_of(uint32_t group, uint32_t position, philox::Use use, uint2 key) {
+  uint4 c = make_uint4(group, position, uint32_t(use), 0);
+#pragma unroll 1
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t(0xD2511F53u) * c.x, b = uint64_t(0xCD9E8D57u) * c.z;
+    c = make_uint4(uint32_t(b >> 32) ^ c.y ^ key.x, uint32_t(b), uint32_t(a >> 32) ^ c.w ^ key.y, uint32_t(a));
+    key.x += 0x9E3779B9u;
+    key.y += 0xBB67AE85u;
+  }
+  return c;
+}
+
+__device__ __forceinline__ uint32_t bits_of(uint32_t id, uint32_t position, philox::Use use, uint2 key) {
+  const uint4 four = noise_of(id / kGroup, position, use, key);
+  const uint32_t lane = id % kGroup;
+  return lane == 0 ? four.x : lane == 1 ? four.y : lane == 2 ? four.z : four.w;
 }
 
 // Whether an id can be chosen at all. Where the largest is infinite, only what equals it is left.
@@ -181,7 +211,7 @@ struct Draw {
   // The score of an id whose z is 0.
   __device__ __forceinline__ static float likeliest_score(const Rules& r, uint32_t likeliest, const Row& at,
                                                           philox::Use use) {
-    return philox::gumbel(philox::bits(r.seed, uint32_t(at.position) + 1, likeliest, use));
+    return philox::gumbel(bits_of(likeliest, uint32_t(at.position) + 1, use, r.seed));
   }
 
   // `score` is that of `likeliest`, which is always left: a bound for all.
@@ -239,34 +269,9 @@ struct Draw {
   __device__ __forceinline__ void take(float x, uint32_t id) {
     const float bound = weight_bound(x);
     if (!(bound >= floor * kLeastUniform) || bound < at_least) return;
-    const uint32_t bits = philox::bits(seed, position, id, use);
+    const uint32_t bits = bits_of(id, position, use, seed);
     if (may_win(bound, bits)) look_at(x, id, bits);
   }
 };
-
-// A block's draw from a chunk: what may win is listed, so that few threads have logarithms to take. `groups` has room for
-// all the chunk's groups; `count` is 0, and all threads know. `wanted(x)` says whether an id takes part; in `chunk` those
-// that do not are NaN.
-template <int kVectors, typename Wanted>
-__device__ __forceinline__ uint64_t draw_chunk(Draw& draw, const Chunk<kVectors>& chunk, int index, const float* row,
-                                               int32_t valid, uint16_t* groups, uint32_t& count,
-                                               uint64_t (&warps)[kWarps], const Wanted& wanted) {
-#pragma unroll
-  for (int step = 0; step < kVectors; ++step) {
-    if (draw.group_may_win(chunk.x[step], uint32_t(chunk.first(index, step)))) {
-      groups[atomicAdd(&count, 1u)] = uint16_t(step * kThreads + threadIdx.x);
-    }
-  }
-  __syncthreads();
-  const uint32_t ids = count * kGroup;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < ids; i += kThreads) {
-    const int32_t id = index * chunk_ids(kVectors) + int32_t(groups[i / kGroup]) * kGroup + int32_t(i % kGroup);
-    if (id >= valid) continue;
-    const float x = row[id];
-    if (wanted(x)) draw.take(x, uint32_t(id));
-  }
-  return block_max<kThreads>(draw.best, warps);
-}
 
 }  // namespace lockstep::spec

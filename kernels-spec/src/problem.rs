@@ -168,3 +168,18 @@ macro_rules! operation {
     };
 }
 pub(crate) use operation;
+
+#[cfg(test)]
+mod tests {
+    use super::Launch;
+
+    #[test]
+    fn rows_are_dealt_in_few_waves() {
+        let launch = Launch { multiprocessors: Some(132), programmatic: false, vectors: None };
+        let shares = [1, 4, 32, 256].map(|rows| launch.stream_vectors(rows, 248_320));
+        // 243, 244 and 256 blocks of 264 at once; the last has whole rows.
+        assert_eq!(shares, [1, 4, 32, 244]);
+        assert_eq!(launch.stream_vectors(65_535, 1), 1);
+        assert_eq!(Launch { vectors: Some(8), ..launch }.stream_vectors(1, 248_320), 8);
+    }
+}

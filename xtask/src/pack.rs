@@ -49,7 +49,13 @@ pub(crate) fn run(options: Options) -> Result<()> {
 
     let archive = pack.join("bin.tar.xz");
     let mut tar = Command::new("tar");
-    tar.env("XZ_OPT", "-6 -T0").arg("-cJf").arg(&archive).args(["--sort=name", "-C"]).arg(&staging).arg(".");
+    // Programs have most of their bytes in common, far apart.
+    tar.env("XZ_OPT", "-T1 --lzma2=preset=6,dict=256MiB")
+        .arg("-cJf")
+        .arg(&archive)
+        .args(["--sort=name", "-C"])
+        .arg(&staging)
+        .arg(".");
     run_command(&mut tar)?;
     fs::remove_dir_all(&staging).with_context(|| format!("removing {}", staging.display()))?;
     let script = pack.join("run.sh");

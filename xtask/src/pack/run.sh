@@ -18,7 +18,7 @@ out=${OUT:-out}
 mkdir -p "$out" || exit 2
 work=$(mktemp -d) && mkdir "$work/logs"
 trap 'rm -rf "$work"' EXIT
-if command -v xz >/dev/null; then tar -xJf "$here/bin.tar.xz" -C "$work"; else
+if command -v xz >/dev/null; then XZ_OPT=--memlimit=1GiB tar -xJf "$here/bin.tar.xz" -C "$work"; else
   python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$here/bin.tar.xz" "$work"
 fi || { echo "cannot unpack $here/bin.tar.xz: it takes xz or python3" >&2 && exit 2; }
 

@@ -2,20 +2,9 @@
 
 use super::Dtype;
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use engine::model::{Context, EngineBackend};
 use kernels_core::{Activation, Cpu, DeviceInfo, bf16};
-
-/// Where and in what a command computes.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct On {
-    /// What computes
-    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
-    pub(crate) device: DeviceName,
-    /// Activation type; weights are rounded or widened to it
-    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
-    pub(crate) dtype: Dtype,
-}
 
 /// Backends of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -33,10 +22,10 @@ pub(crate) trait Job {
     fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Self::Output>;
 }
 
-impl On {
+impl DeviceName {
     /// Opens the device and does `job` on it.
-    pub(crate) fn run<J: Job>(self, job: J) -> Result<J::Output> {
-        match (self.device, self.dtype) {
+    pub(crate) fn run<J: Job>(self, dtype: Dtype, job: J) -> Result<J::Output> {
+        match (self, dtype) {
             (DeviceName::Cpu, Dtype::Bf16) => job.run::<Cpu, bf16>(cpu()),
             (DeviceName::Cpu, Dtype::F32) => job.run::<Cpu, f32>(cpu()),
             (DeviceName::Cuda, Dtype::F32) => {

@@ -1,6 +1,9 @@
 //! `lockstep doctor`: is the draft head weak, or is its wiring wrong?
 
-use super::device::{Job, On};
+use super::{
+    Dtype,
+    device::{DeviceName, Job},
+};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use engine::{
@@ -22,8 +25,12 @@ pub(crate) struct Doctor {
     /// Checkpoint directory [default: the embedded tiny-qwen35-mtp]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    #[command(flatten)]
-    on: On,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+    /// Activation type; weights are rounded or widened to it
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    dtype: Dtype,
     /// Take the MTP head from this safetensors file or directory instead of the checkpoint
     #[arg(long, value_name = "PATH")]
     mtp: Option<PathBuf>,
@@ -50,7 +57,7 @@ const PIECE: usize = 48;
 impl Doctor {
     /// Success, or failure where something is wired wrongly.
     pub(crate) fn run(&self) -> Result<ExitCode> {
-        let report = self.on.run(self)?;
+        let report = self.device.run(self.dtype, self)?;
         let mut out = std::io::stdout().lock();
         if self.json {
             writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;

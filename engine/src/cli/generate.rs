@@ -2,7 +2,7 @@
 
 use super::{
     ModelArgs,
-    device::Job,
+    device::{DeviceName, Job},
     reply::Reply,
     requests::{Maker, SamplingArgs, TextRequest, check_stops},
 };
@@ -30,6 +30,9 @@ use std::{
 pub(crate) struct Generate {
     #[command(flatten)]
     model: ModelArgs,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
     /// The prompt; without it and without --requests it is read from standard input
     #[arg(long, conflicts_with = "requests")]
     prompt: Option<String>,
@@ -86,7 +89,7 @@ enum StatsFormat {
 
 impl Generate {
     pub(crate) fn run(&self) -> Result<()> {
-        self.model.on.run(self)
+        self.device.run(self.model.dtype, self)
     }
 
     fn requests(&self, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Vec<TextRequest>> {

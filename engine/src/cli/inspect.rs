@@ -86,7 +86,7 @@ impl Inspect {
         )?;
         let drafts = if c.mtp_layers == 0 { 0 } else { self.draft.min(MAX_DRAFTS) };
         let limits = self.model.limits(c, drafts, c.mtp_layers > 0 && drafts > 0)?;
-        let element = self.model.on.dtype.bytes();
+        let element = self.model.dtype.bytes();
         let weights: usize = required_tensors(c).map(|t| t.elements()).sum::<usize>() * element;
         let plan = MemoryPlan::of(c, &limits, element);
         writeln!(

@@ -10,7 +10,6 @@ mod requests;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use device::On;
 use engine::{
     cache::{Limits, MAX_DRAFTS},
     config::Config,
@@ -23,8 +22,9 @@ pub(crate) struct ModelArgs {
     /// Checkpoint directory [default: the embedded tiny-qwen35-mtp]
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) on: On,
+    /// Activation type; weights are rounded or widened to it
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    pub(crate) dtype: Dtype,
     /// Longest sequence in tokens, prompt included [default: the model's, at most 4096]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) context: Option<usize>,

@@ -1,6 +1,9 @@
 //! `lockstep parity`: the proof, on this machine.
 
-use super::device::{Job, On};
+use super::{
+    Dtype,
+    device::{DeviceName, Job},
+};
 use anyhow::{Result, bail};
 use clap::Args;
 use engine::{
@@ -22,8 +25,12 @@ pub(crate) struct Parity {
     /// Checkpoint directory [default: the embedded tiny-qwen35-mtp]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    #[command(flatten)]
-    on: On,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+    /// Activation type; weights are rounded or widened to it
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    dtype: Dtype,
     /// Every value of every option at least once: a minute or less
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -41,7 +48,7 @@ pub(crate) struct Parity {
 impl Parity {
     /// Success, or failure where anything differs or a row proves nothing.
     pub(crate) fn run(&self) -> Result<ExitCode> {
-        let report = self.on.run(self)?;
+        let report = self.device.run(self.dtype, self)?;
         let mut out = std::io::stdout().lock();
         if self.json {
             serde_json::to_writer_pretty(&mut out, &report)?;

@@ -51,6 +51,19 @@ fn generate<'a>(more: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
+fn devices_are_refused_by_name() {
+    for command in ["generate", "parity", "doctor"] {
+        let want = ["--dtype is f32", "bf16", "--device cpu"];
+        refused_with(&[command, "--device", "cuda", "--dtype", "f32"], &want);
+    }
+    if cfg!(not(feature = "cuda")) {
+        refused_with(&generate(&["x", "--device", "cuda"]), &["--device is cuda", "--features cuda"]);
+    }
+    // It loads nothing, so that there is no device to choose.
+    assert_eq!(lockstep(&["inspect", "--device", "cuda"]).status.code(), Some(2));
+}
+
+#[test]
 fn answers_the_readme_question_with_and_without_drafts() {
     let with = lockstep(&generate(&[QUESTION]));
     assert!(with.status.success(), "{}", text(&with.stderr));

@@ -47,6 +47,8 @@ pub trait Backend: Sized + Debug + 'static {
 
     /// Waits until everything enqueued so far is done.
     fn synchronize(on: &Self::Queue) -> Result<()>;
+    /// Bytes that nobody has, where the backend can tell.
+    fn free_memory(on: &Self::Queue) -> Result<Option<usize>>;
 }
 
 /// Anything with a number of elements.
@@ -108,6 +110,9 @@ impl Backend for Cpu {
     }
     fn synchronize((): &()) -> Result<()> {
         Ok(())
+    }
+    fn free_memory((): &()) -> Result<Option<usize>> {
+        Ok(None)
     }
 }
 

@@ -59,6 +59,10 @@ impl Backend for Cuda {
     fn synchronize(on: &Self::Queue) -> Result<()> {
         Ok(on.synchronize()?)
     }
+    fn free_memory(on: &Self::Queue) -> Result<Option<usize>> {
+        let (free, _) = on.context().mem_get_info()?;
+        Ok(Some(free))
+    }
 }
 
 impl<T> Buffer for CudaView<'_, T> {

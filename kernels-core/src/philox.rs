@@ -10,6 +10,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Ten rounds of Philox 4x32.
+#[inline]
 pub const fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut a, mut b, mut c, mut d] = counter;
     let [mut k0, mut k1] = key;
@@ -43,6 +44,14 @@ pub enum Use {
 pub const fn bits(seed: u64, position: u32, id: u32, what: Use) -> u32 {
     let block = philox4x32_10([id >> 2, position, what as u32, 0], [seed as u32, (seed >> 32) as u32]);
     block[(id & 3) as usize]
+}
+
+/// 128 random bits: block `block` of stream `stream`, for memory filled with numbers that only have to look random.
+/// No block is one of those that [`bits`] reads, whatever the seed.
+#[inline]
+pub const fn stream_block(seed: u64, stream: u32, block: u64) -> [u32; 4] {
+    const NO_DRAW: u32 = 1;
+    philox4x32_10([block as u32, (block >> 32) as u32, stream, NO_DRAW], [seed as u32, (seed >> 32) as u32])
 }
 
 /// A uniform number in (0, 1), never either end.

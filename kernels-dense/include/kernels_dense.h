@@ -115,6 +115,23 @@ typedef struct ls_dense_silu_mul_params {
 
 int32_t ls_dense_silu_mul_smxx(const ls_dense_silu_mul_params* p, ls_stream_t stream);
 
+/* out[i] = mean + (the sum of the four bytes of word i, less 510) * unit, rounded after the product, after the sum and
+ * to the element's type. Word i is number (first + i) % 4 of the Philox 4x32-10 block that the counter
+ * ((first + i) / 4, low half then high half, stream, 1) and the key `seed`, low half first, give. The standard deviation
+ * is unit * sqrt(21845). */
+typedef struct ls_dense_random_fill_params {
+  void* out;                  /* [len]: bf16 or fp32, by the launcher                            */
+  int64_t len;                /* at most 2^42, of any length                                     */
+  int64_t first;              /* as well, a multiple of 8                                        */
+  uint64_t seed;
+  uint32_t stream;
+  float mean;
+  float unit;
+} ls_dense_random_fill_params;
+
+int32_t ls_dense_random_fill_bf16_smxx(const ls_dense_random_fill_params* p, ls_stream_t stream);
+int32_t ls_dense_random_fill_f32_smxx(const ls_dense_random_fill_params* p, ls_stream_t stream);
+
 /* out = x weight^T and what follows it. A sum is fp32, by mma's k16 steps in ascending order inside segments of
  * `segment` elements of k; segments are added in ascending order. Bits depend on `segment` and on nothing else of what
  * can be chosen here: take it from (k, rows of the weight) alone, as kernels-dense's partition.rs does. */

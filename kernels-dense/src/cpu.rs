@@ -3,6 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod dots;
+mod fill;
 mod linear;
 mod moe;
 mod norm;
@@ -11,8 +12,8 @@ mod wide;
 
 use crate::{
     AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, GatedNorm,
-    GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, SiluMul, SiluMulArgs,
-    sealed::Sealed,
+    GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, RandomFill,
+    RandomFillArgs, SiluMul, SiluMulArgs, sealed::Sealed,
 };
 use kernels_core::{Activation, Cpu, Result, Tensor};
 
@@ -76,6 +77,11 @@ impl DenseBackend for Cpu {
                 None => out.fill(A::from_f32(0.0)),
             }
         }
+        Ok(())
+    }
+
+    fn random_fill<A: Activation>(op: &RandomFill, (): &(), args: RandomFillArgs<'_, Cpu, A>) -> Result<()> {
+        fill::random_fill(op, args.out);
         Ok(())
     }
 

@@ -5,14 +5,15 @@ mod streams;
 
 use crate::{
     AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, GatedNorm,
-    GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, SiluMul, SiluMulArgs,
-    act, embed, norm,
+    GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, RandomFill,
+    RandomFillArgs, SiluMul, SiluMulArgs, act, embed, fill, norm,
     norm::Launch,
     plan::VECTOR,
     sealed::Sealed,
     sys::{
         self, ls_dense_add_norm_params, ls_dense_concat_norm_params, ls_dense_embed_params,
-        ls_dense_gated_norm_params, ls_dense_norm_params, ls_dense_silu_mul_params,
+        ls_dense_gated_norm_params, ls_dense_norm_params, ls_dense_random_fill_params,
+        ls_dense_silu_mul_params,
     },
 };
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
@@ -236,6 +237,39 @@ impl DenseBackend for Cuda {
         Error::status(embed::OP, unsafe { sys::ls_dense_embed_smxx(&p, on.cu_stream().cast()) })
     }
 
+    fn random_fill<A: Activation>(
+        op: &RandomFill,
+        on: &Arc<CudaStream>,
+        args: RandomFillArgs<'_, Cuda, A>,
+    ) -> Result<()> {
+        let RandomFillArgs { mut out } = args;
+        let launcher = match A::DTYPE {
+            DType::Bf16 => sys::ls_dense_random_fill_bf16_smxx,
+            DType::F32 => sys::ls_dense_random_fill_f32_smxx,
+            other => {
+                let what = format!("activation type {other} on CUDA (bf16 and f32 are)");
+                return Err(Error::Unsupported { op: fill::OP, what });
+            }
+        };
+        if !op.on_cuda {
+            return Err(elsewhere(fill::OP));
+        }
+        on.context().bind_to_thread()?;
+        let (out_at, _out) = out.data.device_ptr_mut(on);
+        check(fill::OP, "out", out_at, &[])?;
+        let p = ls_dense_random_fill_params {
+            out: out_at as *mut _,
+            len: op.problem().len as i64,
+            first: op.problem().first as i64,
+            seed: op.problem().seed,
+            stream: op.problem().stream,
+            mean: op.problem().mean,
+            unit: op.unit,
+        };
+        // SAFETY: as for `norm`.
+        Error::status(fill::OP, unsafe { launcher(&p, on.cu_stream().cast()) })
+    }
+
     fn moe<A: Activation, W: Activation>(
         op: &Moe,
         on: &Arc<CudaStream>,
@@ -248,7 +282,11 @@ impl DenseBackend for Cuda {
 /// The launch of an operation that was planned for CUDA, on the activation type that there are kernels for.
 fn planned<A: Activation>(op: &'static str, launch: Option<Launch>) -> Result<Launch> {
     planned_type::<A>(op)?;
-    launch.ok_or_else(|| Error::invalid(op, "device", "the CPU", "plan it for the CUDA device it runs on"))
+    launch.ok_or_else(|| elsewhere(op))
+}
+
+fn elsewhere(op: &'static str) -> Error {
+    Error::invalid(op, "device", "the CPU", "plan it for the CUDA device it runs on")
 }
 
 fn planned_type<A: Activation>(op: &'static str) -> Result<()> {

@@ -5,6 +5,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod embed;
+mod fill;
 mod head;
 mod linear;
 mod mixture;
@@ -17,6 +18,7 @@ mod sys;
 
 pub use act::{SiluMul, SiluMulArgs, SiluMulProblem};
 pub use embed::{Embed, EmbedArgs, EmbedProblem};
+pub use fill::{RandomFill, RandomFillArgs, RandomFillProblem};
 pub use head::{Head, HeadArgs, HeadProblem};
 pub use linear::{Epilogue, Linear, LinearArgs, LinearProblem};
 pub use moe::{Moe, MoeArgs, MoeProblem};
@@ -75,6 +77,12 @@ pub trait DenseBackend: Backend + sealed::Sealed {
         op: &Embed,
         on: &Self::Queue,
         args: EmbedArgs<'_, Self, A, W>,
+    ) -> Result<()>;
+    #[doc(hidden)]
+    fn random_fill<A: Activation>(
+        op: &RandomFill,
+        on: &Self::Queue,
+        args: RandomFillArgs<'_, Self, A>,
     ) -> Result<()>;
     #[doc(hidden)]
     fn moe<A: Activation, W: Activation>(

@@ -297,6 +297,37 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct ls_dense_random_fill_params {
+    pub out: *mut ::core::ffi::c_void,
+    pub len: i64,
+    pub first: i64,
+    pub seed: u64,
+    pub stream: u32,
+    pub mean: f32,
+    pub unit: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_dense_random_fill_params"][::core::mem::size_of::<ls_dense_random_fill_params>() - 48usize];
+    ["Alignment of ls_dense_random_fill_params"]
+        [::core::mem::align_of::<ls_dense_random_fill_params>() - 8usize];
+    ["Offset of field: ls_dense_random_fill_params::out"]
+        [::core::mem::offset_of!(ls_dense_random_fill_params, out) - 0usize];
+    ["Offset of field: ls_dense_random_fill_params::len"]
+        [::core::mem::offset_of!(ls_dense_random_fill_params, len) - 8usize];
+    ["Offset of field: ls_dense_random_fill_params::first"]
+        [::core::mem::offset_of!(ls_dense_random_fill_params, first) - 16usize];
+    ["Offset of field: ls_dense_random_fill_params::seed"]
+        [::core::mem::offset_of!(ls_dense_random_fill_params, seed) - 24usize];
+    ["Offset of field: ls_dense_random_fill_params::stream"]
+        [::core::mem::offset_of!(ls_dense_random_fill_params, stream) - 32usize];
+    ["Offset of field: ls_dense_random_fill_params::mean"]
+        [::core::mem::offset_of!(ls_dense_random_fill_params, mean) - 36usize];
+    ["Offset of field: ls_dense_random_fill_params::unit"]
+        [::core::mem::offset_of!(ls_dense_random_fill_params, unit) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct ls_dense_linear_params {
     pub out: *mut ::core::ffi::c_void,
     pub x: *const ::core::ffi::c_void,
@@ -563,6 +594,8 @@ unsafe extern "C" {
     pub fn ls_dense_gated_norm_smxx(p: *const ls_dense_gated_norm_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_embed_smxx(p: *const ls_dense_embed_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_silu_mul_smxx(p: *const ls_dense_silu_mul_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_random_fill_bf16_smxx(p: *const ls_dense_random_fill_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_random_fill_f32_smxx(p: *const ls_dense_random_fill_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_linear_smxx(p: *const ls_dense_linear_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_head_smxx(p: *const ls_dense_head_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_moe_smxx(p: *const ls_dense_moe_params, stream: ls_stream_t) -> i32;
@@ -601,6 +634,22 @@ pub unsafe extern "C" fn ls_dense_embed_smxx(_: *const ls_dense_embed_params, _:
 
 #[cfg(not(kernels_built))]
 pub unsafe extern "C" fn ls_dense_silu_mul_smxx(_: *const ls_dense_silu_mul_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_dense_random_fill_bf16_smxx(
+    _: *const ls_dense_random_fill_params,
+    _: ls_stream_t,
+) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_dense_random_fill_f32_smxx(
+    _: *const ls_dense_random_fill_params,
+    _: ls_stream_t,
+) -> i32 {
     LS_ERR_NOT_BUILT
 }
 

@@ -31,6 +31,12 @@ __device__ __forceinline__ uint32_t bits(uint2 seed, uint32_t position, uint32_t
   return lane == 0 ? block.x : lane == 1 ? block.y : lane == 2 ? block.z : block.w;
 }
 
+// 128 random bits: block `block` of stream `stream`; never one that bits() reads.
+__device__ __forceinline__ uint4 stream_block(uint2 seed, uint32_t stream, uint64_t block) {
+  constexpr uint32_t kNoDraw = 1;
+  return philox4x32_10(make_uint4(uint32_t(block), uint32_t(block >> 32), stream, kNoDraw), seed);
+}
+
 // A uniform number in (0, 1): (bits + 1/2) 2^-32, rounded once to fp32 and held below 1.
 __device__ __forceinline__ float uniform(uint32_t bits) {
   const double exact = (double(bits) + 0.5) * 0x1p-32;  // 33 significant bits: exact

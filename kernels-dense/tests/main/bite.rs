@@ -1,6 +1,6 @@
 //! The checks above notice what they are there for.
 
-use crate::{Check, bits, experts, literal, moe};
+use crate::{Check, bits, experts, fill, literal, moe};
 use kernels_core::{Cpu, bf16, fault};
 use std::sync::RwLock;
 
@@ -36,4 +36,8 @@ pub(crate) fn experts_added_in_order_of_arrival() {
 
 pub(crate) fn the_last_of_equal_experts() {
     must_fail("dense.moe_last_of_equals", &[|| experts::ties::<Cpu>(&())]);
+}
+
+pub(crate) fn a_stream_that_begins_again() {
+    must_fail("dense.fill_wraps", &[fill::far_places]);
 }

@@ -13,8 +13,11 @@ mod device;
 #[cfg(feature = "cuda")]
 mod device_experts;
 #[cfg(feature = "cuda")]
+mod device_fill;
+#[cfg(feature = "cuda")]
 mod device_layers;
 mod experts;
+mod fill;
 mod golden;
 mod layers;
 mod literal;
@@ -48,6 +51,8 @@ fn main() {
         threads_do_not_change_bits
         calls_from_many_threads_at_once
         head_and_linear_share_their_sums);
+    cpu!(suite, fill: places_have_64_bits moments_are_those_of_four_bytes plans_and_operands_are_refused);
+    fill::add(&mut suite);
     cpu!(suite, golden:
         norms_of_transformers
         feed_forward_of_transformers
@@ -80,7 +85,8 @@ fn main() {
         one_product_rounded_before_it_is_added
         a_sum_whose_order_depends_on_the_rows
         experts_added_in_order_of_arrival
-        the_last_of_equal_experts);
+        the_last_of_equal_experts
+        a_stream_that_begins_again);
     both!(suite, layers::rows_are_single_rows);
     both!(suite, layers::odd_rows_keep_to_themselves);
     both!(suite, layers::epilogues_are_their_parts);
@@ -100,6 +106,15 @@ fn main() {
     both!(suite, rows::norms_by_hand);
     both!(suite, rows::ids_outside_the_table_give_zeros);
     both!(suite, rows::no_rows_do_nothing);
+    both!(suite, fill::sums_by_hand);
+    both!(suite, fill::parts_are_of_the_whole);
+    gpu!(suite, "cuda::fill::equals_the_cpu", |device| device_fill::equals_the_cpu(device));
+    gpu!(suite, "cuda::fill::large_memory_is_filled_to_its_end", |device| {
+        device_fill::large_memory_is_filled_to_its_end(device)
+    });
+    gpu!(suite, "cuda::fill::what_has_no_kernel_is_refused", |device| {
+        device_fill::what_has_no_kernel_is_refused(device)
+    });
     gpu!(suite, "cuda::device::equals_the_cpu", |device| device::equals_the_cpu(device));
     gpu!(suite, "cuda::device::every_finite_value_equals_the_cpu", |device| {
         device::every_finite_value_equals_the_cpu(device)

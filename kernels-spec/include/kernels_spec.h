@@ -90,6 +90,26 @@ typedef struct ls_spec_settle_params {
 
 int32_t ls_spec_settle_smxx(const ls_spec_settle_params* p, ls_stream_t stream);
 
+/* Drafts from a table of what comes, right as often as asked: for tests and measurements. */
+typedef struct ls_spec_oracle_params {
+  ls_spec_slots slots;
+  uint32_t* rounds;              /* [slot_count] times a slot was asked for drafts, counted here        */
+  const int32_t* truth;          /* [slot_count, positions], row stride truth_stride; negative: unknown */
+  const float* rate;             /* [slot_count] the chance of a draft to be right                      */
+  const int32_t* pattern;        /* [pattern] drafts that may be right, by round; or null               */
+  const int32_t* sequences;      /* [sequences] slots, negative = padding                               */
+  const int32_t* drafts;         /* [sequences] drafts wanted                                           */
+  int64_t truth_stride;
+  uint64_t seed;
+  int32_t sequence_count;
+  int32_t max_drafts;
+  int32_t valid;                 /* ids below exist                                                     */
+  int32_t pattern_count;         /* 0 without a pattern                                                 */
+  int32_t programmatic;
+} ls_spec_oracle_params;
+
+int32_t ls_spec_oracle_smxx(const ls_spec_oracle_params* p, ls_stream_t stream);
+
 /* Hidden rows. All strides and the width in bytes; `unit` divides them and every pointer. */
 #define LS_SPEC_CARRY 0
 #define LS_SPEC_KEEP 1

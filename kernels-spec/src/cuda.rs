@@ -5,17 +5,17 @@
 use crate::{
     Accept, AcceptArgs, Advance, AdvanceArgs, Argmax, ArgmaxArgs, Carry, CarryArgs, ChainInputs,
     ChainInputsArgs, Counters, DraftInputs, DraftInputsArgs, DrawDraft, DrawDraftArgs, Emit, EmitArgs,
-    HiddenProblem, KeepHidden, KeepHiddenArgs, LastRows, LastRowsArgs, Pass, PrefillInputs,
-    PrefillInputsArgs, Problem, Propose, ProposeArgs, Rejection, RejectionArgs, RejectionProblem, RowsMut,
-    Sample, SampleArgs, SampleProblem, Sampling, Settle, SettleArgs, Slots, SpecBackend, Stop, StopArgs,
-    StopProblem, Stops, TakeLast, TakeLastArgs, TargetInputs, TargetInputsArgs,
+    HiddenProblem, KeepHidden, KeepHiddenArgs, LastRows, LastRowsArgs, Oracle, OracleArgs, Pass,
+    PrefillInputs, PrefillInputsArgs, Problem, Propose, ProposeArgs, Rejection, RejectionArgs,
+    RejectionProblem, RowsMut, Sample, SampleArgs, SampleProblem, Sampling, Settle, SettleArgs, Slots,
+    SpecBackend, Stop, StopArgs, StopProblem, Stops, TakeLast, TakeLastArgs, TargetInputs, TargetInputsArgs,
     problem::Launch,
     sample::SampleParts,
     sealed::Sealed,
     sys::{
         self, ls_rows, ls_spec_argmax_params, ls_spec_draw_draft_params, ls_spec_hidden_params,
-        ls_spec_inputs_params, ls_spec_rejection_params, ls_spec_rules, ls_spec_sample_params,
-        ls_spec_settle_params, ls_spec_slots,
+        ls_spec_inputs_params, ls_spec_oracle_params, ls_spec_rejection_params, ls_spec_rules,
+        ls_spec_sample_params, ls_spec_settle_params, ls_spec_slots,
     },
 };
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
@@ -430,6 +430,40 @@ impl SpecBackend for Cuda {
         let ProposeArgs { slots, choice, rows } = args;
         let new = Settling::new(Propose::NAME, &op.launch, op.problem(), sys::LS_SPEC_PROPOSE, slots, rows);
         Settling { choice, ..new }.run(on)
+    }
+
+    fn oracle(op: &Oracle, on: &On, args: OracleArgs<'_, Cuda>) -> Result<()> {
+        let OracleArgs { mut slots, mut rounds, truth, rate, pattern, sequences, drafts } = args;
+        let programmatic = planned(Oracle::NAME, &op.launch)?;
+        on.context().bind_to_thread()?;
+        let p = op.problem();
+        let (slots, _slots) = table(&mut slots, on);
+        pointers!(on mut; rounds = rounds.data;);
+        pointers!(on;
+            truth_at = truth.data;
+            rate = rate.data;
+            sequences = sequences.data;
+            drafts = drafts.data;
+        );
+        let pattern = pattern.as_ref().map(|pattern| pattern.data.device_ptr(on));
+        let params = ls_spec_oracle_params {
+            slots,
+            rounds: rounds as *mut _,
+            truth: truth_at as *const _,
+            rate: rate as *const _,
+            pattern: pattern.as_ref().map_or(null(), |at| at.0 as *const _),
+            sequences: sequences as *const _,
+            drafts: drafts as *const _,
+            truth_stride: truth.strides[0] as i64,
+            seed: p.seed,
+            sequence_count: p.sequences as i32,
+            max_drafts: p.max_drafts as i32,
+            valid: p.valid as i32,
+            pattern_count: p.pattern.unwrap_or(0) as i32,
+            programmatic,
+        };
+        // SAFETY: as for the row lists.
+        Error::status(Oracle::NAME, unsafe { sys::ls_spec_oracle_smxx(&params, on.cu_stream().cast()) })
     }
 
     fn carry<A: Activation>(op: &Carry, on: &On, args: CarryArgs<'_, Cuda, A>) -> Result<()> {

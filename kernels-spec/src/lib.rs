@@ -19,6 +19,7 @@ mod cuda;
 mod hidden;
 mod inputs;
 mod memory;
+mod oracle;
 mod problem;
 mod rejection;
 mod sample;
@@ -33,6 +34,7 @@ pub use inputs::{
     PrefillInputs, PrefillInputsArgs, TargetInputs, TargetInputsArgs,
 };
 pub use memory::{RowTable, RowsMut, SlotTable, Slots, State};
+pub use oracle::{Oracle, OracleArgs, OracleProblem};
 pub use problem::Problem;
 pub use rejection::{DrawDraft, DrawDraftArgs, Rejection, RejectionArgs, RejectionProblem};
 pub use sample::{Argmax, ArgmaxArgs, ArgmaxProblem, Sample, SampleArgs, SampleProblem};
@@ -89,6 +91,7 @@ backend! {
     emit: Emit, EmitArgs;
     settle: Settle, SettleArgs;
     propose: Propose, ProposeArgs;
+    oracle: Oracle, OracleArgs;
     carry: Carry, CarryArgs<A>;
     keep_hidden: KeepHidden, KeepHiddenArgs<A>;
     take_last: TakeLast, TakeLastArgs<A>;

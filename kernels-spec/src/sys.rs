@@ -223,6 +223,57 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct ls_spec_oracle_params {
+    pub slots: ls_spec_slots,
+    pub rounds: *mut u32,
+    pub truth: *const i32,
+    pub rate: *const f32,
+    pub pattern: *const i32,
+    pub sequences: *const i32,
+    pub drafts: *const i32,
+    pub truth_stride: i64,
+    pub seed: u64,
+    pub sequence_count: i32,
+    pub max_drafts: i32,
+    pub valid: i32,
+    pub pattern_count: i32,
+    pub programmatic: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_spec_oracle_params"][::core::mem::size_of::<ls_spec_oracle_params>() - 184usize];
+    ["Alignment of ls_spec_oracle_params"][::core::mem::align_of::<ls_spec_oracle_params>() - 8usize];
+    ["Offset of field: ls_spec_oracle_params::slots"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, slots) - 0usize];
+    ["Offset of field: ls_spec_oracle_params::rounds"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, rounds) - 96usize];
+    ["Offset of field: ls_spec_oracle_params::truth"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, truth) - 104usize];
+    ["Offset of field: ls_spec_oracle_params::rate"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, rate) - 112usize];
+    ["Offset of field: ls_spec_oracle_params::pattern"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, pattern) - 120usize];
+    ["Offset of field: ls_spec_oracle_params::sequences"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, sequences) - 128usize];
+    ["Offset of field: ls_spec_oracle_params::drafts"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, drafts) - 136usize];
+    ["Offset of field: ls_spec_oracle_params::truth_stride"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, truth_stride) - 144usize];
+    ["Offset of field: ls_spec_oracle_params::seed"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, seed) - 152usize];
+    ["Offset of field: ls_spec_oracle_params::sequence_count"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, sequence_count) - 160usize];
+    ["Offset of field: ls_spec_oracle_params::max_drafts"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, max_drafts) - 164usize];
+    ["Offset of field: ls_spec_oracle_params::valid"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, valid) - 168usize];
+    ["Offset of field: ls_spec_oracle_params::pattern_count"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, pattern_count) - 172usize];
+    ["Offset of field: ls_spec_oracle_params::programmatic"]
+        [::core::mem::offset_of!(ls_spec_oracle_params, programmatic) - 176usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct ls_spec_hidden_params {
     pub out: *mut ::core::ffi::c_void,
     pub ring: *mut ::core::ffi::c_void,
@@ -511,6 +562,7 @@ const _: () = {
 unsafe extern "C" {
     pub fn ls_spec_inputs_smxx(p: *const ls_spec_inputs_params, stream: ls_stream_t) -> i32;
     pub fn ls_spec_settle_smxx(p: *const ls_spec_settle_params, stream: ls_stream_t) -> i32;
+    pub fn ls_spec_oracle_smxx(p: *const ls_spec_oracle_params, stream: ls_stream_t) -> i32;
     pub fn ls_spec_hidden_smxx(p: *const ls_spec_hidden_params, stream: ls_stream_t) -> i32;
     pub fn ls_spec_argmax_smxx(p: *const ls_spec_argmax_params, stream: ls_stream_t) -> i32;
     pub fn ls_spec_sample_smxx(p: *const ls_spec_sample_params, stream: ls_stream_t) -> i32;
@@ -525,6 +577,11 @@ pub unsafe extern "C" fn ls_spec_inputs_smxx(_: *const ls_spec_inputs_params, _:
 
 #[cfg(not(kernels_built))]
 pub unsafe extern "C" fn ls_spec_settle_smxx(_: *const ls_spec_settle_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_spec_oracle_smxx(_: *const ls_spec_oracle_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }
 

@@ -78,7 +78,7 @@ proptest! {
             let other = list(&mut rng, 8);
             let mut accepted = words(&mut rng, 3, 5);
             let rows_of = |inputs: Inputs| inputs.rows;
-            match rng.below(17) {
+            match rng.below(18) {
                 0 => drop(sim.target_inputs(&some, &choice[..3])),
                 1 => drop(sim.prefill_inputs(&some, &choice[..3], 8)),
                 2 => drop(rows_of(sim.draft_inputs(&some, &given, 8, 4))),
@@ -94,7 +94,8 @@ proptest! {
                 12 => drop(sim.draw_draft(&given, &logits, VOCAB, &mut kept)),
                 13 => drop(sim.rejection(&given, &logits, VOCAB, &kept)),
                 14 => drop(sim.carry(&logits[..8], &logits[..6], 1, &given, &other, 8)),
-                15 => sim.keep_hidden(&logits[..8], &mut kept[..6], 1, &given),
+                15 => drop(sim.oracle(&some, &choice[..3], &choice[3..3 + some.len() % 5])),
+                16 => sim.keep_hidden(&logits[..8], &mut kept[..6], 1, &given),
                 _ => drop(sim.take_last(&logits[..8], 1, &given)),
             }
         }

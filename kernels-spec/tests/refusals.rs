@@ -56,6 +56,28 @@ fn plans_refuse_sizes_that_make_no_sense() {
         text(Argmax::plan(ArgmaxProblem { rows: 1, vocab: 4, valid: 5 }, &device)),
         "spec::argmax: valid is 5; must be at most 4"
     );
+    let oracle = OracleProblem {
+        sequences: 2,
+        max_drafts: 3,
+        slots: 3,
+        positions: 16,
+        valid: 9,
+        pattern: None,
+        seed: 0,
+    };
+    for (change, want) in [
+        (OracleProblem { sequences: 0, ..oracle }, "spec::oracle: sequences is 0; must be at least 1"),
+        (OracleProblem { max_drafts: 0, ..oracle }, "spec::oracle: max_drafts is 0; must be at least 1"),
+        (OracleProblem { positions: 0, ..oracle }, "spec::oracle: positions is 0; must be at least 1"),
+        (OracleProblem { valid: 0, ..oracle }, "spec::oracle: valid is 0; must be at least 1"),
+        (OracleProblem { pattern: Some(0), ..oracle }, "spec::oracle: pattern is 0; must be at least 1"),
+        (
+            OracleProblem { max_drafts: 1 << 31, ..oracle },
+            "spec::oracle: max_drafts is 2147483648; must be at most 2147483647",
+        ),
+    ] {
+        assert_eq!(text(Oracle::plan(change, &device)), want);
+    }
     let hidden = HiddenProblem { sequences: 1, rows: 1, forward_rows: 1, width: 0, slots: 1, ring_rows: 1 };
     assert_eq!(text(Carry::plan(hidden, &device)), "spec::carry: width is 0; must be at least 1");
 }
@@ -190,6 +212,32 @@ fn arguments_are_refused_by_name() {
     ] {
         assert_eq!(try_with(&change), want);
     }
+}
+
+#[test]
+fn a_pattern_goes_with_its_plan() {
+    let (mut sim, mut rounds) = (Sim::new(1, 8, 1), [0]);
+    let mut run = |planned: Option<usize>, given: Option<&[i32]>| {
+        let (sequences, max_drafts, slots, positions, valid) = (1, 1, 1, 8, 9);
+        let problem =
+            OracleProblem { sequences, max_drafts, slots, positions, valid, pattern: planned, seed: 0 };
+        let args = OracleArgs {
+            slots: sim.table.lend(),
+            rounds: TensorMut::new(&mut rounds[..], [1]),
+            truth: Tensor::new(&[0; 8][..], [1, 8]),
+            rate: Tensor::new(&[1.0][..], [1]),
+            pattern: given.map(|given| Tensor::new(given, [given.len()])),
+            sequences: Tensor::new(&[0][..], [1]),
+            drafts: Tensor::new(&[1][..], [1]),
+        };
+        text(Oracle::plan(problem, &cpu()).unwrap().run::<Cpu>(&(), args))
+    };
+    assert_eq!(run(None, None), "accepted");
+    assert_eq!(run(Some(2), Some(&[1, 0])), "accepted");
+    let want = "it goes with the problem's `pattern`, which says how long it is";
+    assert_eq!(run(None, Some(&[1, 0])), format!("spec::oracle: pattern is [2]; {want}"));
+    assert_eq!(run(Some(2), None), format!("spec::oracle: pattern is none; {want}"));
+    assert_eq!(run(Some(2), Some(&[1])), "spec::oracle: `pattern` has shape [1], expected [2]");
 }
 
 #[test]

@@ -254,6 +254,33 @@ impl Sim {
         op.run::<Cpu>(&(), args).unwrap();
     }
 
+    /// Two drafts at most, from a table without an unknown token.
+    pub(crate) fn oracle(&mut self, list: &[i32], drafts: &[i32], pattern: &[i32]) -> Vec<u32> {
+        let (n, slots, positions) = (list.len(), self.table.slots, self.table.positions);
+        let pattern = (!pattern.is_empty()).then(|| Tensor::new(pattern, [pattern.len()]));
+        let problem = OracleProblem {
+            sequences: n,
+            max_drafts: 2,
+            slots,
+            positions,
+            valid: 5,
+            pattern: pattern.as_ref().map(|pattern| pattern.dims[0]),
+            seed: 1,
+        };
+        let (truth, rate, mut rounds) = (vec![3; slots * positions], vec![0.5; slots], vec![u32::MAX; slots]);
+        let args = OracleArgs {
+            slots: self.table.lend(),
+            rounds: TensorMut::of(&mut rounds, [slots]),
+            truth: Tensor::of(&truth, [slots, positions]),
+            rate: Tensor::of(&rate, [slots]),
+            pattern,
+            sequences: Tensor::new(list, [n]),
+            drafts: Tensor::new(drafts, [n]),
+        };
+        Oracle::plan(problem, &cpu()).unwrap().run::<Cpu>(&(), args).unwrap();
+        rounds
+    }
+
     pub(crate) fn sample_problem(&self, sequences: usize, rows: usize, vocab: usize) -> SampleProblem {
         let (slots, positions) = (self.table.slots, self.table.positions);
         SampleProblem { sequences, rows, vocab, valid: vocab, slots, positions, max_bias: 2 }

@@ -1,13 +1,16 @@
 //! The specification: each operation written out, one sequence after the other.
 
+mod counts;
 mod distribution;
 mod hidden;
 mod inputs;
+mod oracle;
 mod sample;
 mod settle;
 
 pub(crate) use hidden::{carry, keep_hidden, take_last};
 pub(crate) use inputs::{chain_inputs, draft_inputs, last_rows, prefill_inputs, target_inputs};
+pub(crate) use oracle::oracle;
 pub(crate) use sample::{argmax, draw_draft, rejection, sample};
 pub(crate) use settle::{accept, advance, emit, propose, settle, stop};
 

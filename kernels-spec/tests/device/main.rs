@@ -10,6 +10,7 @@ mod equal;
 #[cfg(feature = "cuda")]
 mod launches;
 mod literal;
+mod oracle;
 mod round;
 #[cfg(feature = "cuda")]
 mod samples;
@@ -38,9 +39,15 @@ fn main() {
     both!(suite, chain::chains_alone_are_chains_in_a_batch);
     both!(suite, chain::chains_follow_the_target);
     both!(suite, round::speculation_is_plain_sampling);
+    both!(suite, oracle::by_hand);
+    both!(suite, oracle::nothing_for_those_who_do_not_decode);
+    both!(suite, oracle::draws_are_functions_of_the_position);
+    both!(suite, oracle::accept_lengths_follow_the_pattern);
     gpu!(suite, "cuda::equal::inputs", |device| equal::inputs(device));
     gpu!(suite, "cuda::equal::settling", |device| equal::settling(device));
     gpu!(suite, "cuda::equal::hidden_rows", |device| equal::hidden_rows(device));
+    gpu!(suite, "cuda::oracle::equals_the_cpu", |device| oracle::equals_the_cpu(device));
+    gpu!(suite, "cuda::oracle::replays_equal_the_cpu", |device| oracle::replays_equal_the_cpu(device));
     gpu!(suite, "cuda::samples::argmax", |device| samples::argmax(device));
     gpu!(suite, "cuda::samples::samples", |device| samples::samples(device));
     gpu!(suite, "cuda::samples::samples_of_a_real_vocabulary", |device| {

@@ -1,19 +1,18 @@
 //! Requests in, tokens out: continuous batching around the speculative round.
 
+pub use crate::round::Pace;
 use crate::{
     Error, Result,
+    auto::{Auto, Round},
     cache::{Limits, Pages, Slots},
     draft::{self, DraftLength, Drafter},
     model::{Context, EngineBackend, Model},
     request::{End, Event, Finish, Request, RequestId},
-    round::{Core, Digest, DraftJob, Outcome},
+    round::{Core, Digest, DraftJob, Outcome, Passed, Ticket},
     stats::{Stats, Times},
 };
 use kernels_core::Activation;
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Instant,
-};
+use std::collections::{BTreeMap, VecDeque};
 
 /// How an engine is set up.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +21,8 @@ pub struct Options {
     pub limits: Limits,
     /// Drafts per round, for requests that do not say.
     pub drafts: DraftLength,
+    /// How the host keeps up with the device; [`Pace::of`] names the fastest.
+    pub pace: Pace,
 }
 
 /// Decodes many requests at once on one model.
@@ -30,22 +31,41 @@ pub struct Options {
 /// prefill passes (after a pause its own output too), which yields a first token, and then takes part in
 /// decode rounds, which compute the last known token and the drafts beyond it. Output does not depend on
 /// what else is live, on drafts, or on how the prompt was cut.
+///
+/// Counters and tokens live on the device, and the host may enqueue a round before it has read the one
+/// before ([`Pace`]). It then knows bounds: what a sequence has *at least* is what was read, what it has *at
+/// most* also counts all rows that are unread. Everything is enqueued in one order, so that pages and slots
+/// are free for others as soon as the host says so, whatever still stands before.
 #[derive(Debug)]
 pub struct Engine<B: EngineBackend, A: Activation> {
     core: Core<B, A>,
     drafter: Box<dyn Drafter<B, A>>,
     drafts: DraftLength,
+    /// Where [`DraftLength::Auto`] comes from.
+    auto: Auto,
+    /// See [`Core::fresh_parts`]; after the latest round.
+    fresh_parts: u64,
     pages: Pages,
     slots: Slots,
     waiting: VecDeque<Job>,
     /// In order of admission: the last one is the youngest.
     live: Vec<Live>,
+    /// Passes that are enqueued and unread, the oldest first.
+    unread: VecDeque<Unread<B>>,
+    /// Spans of passes that were read, whose drafts may still be made.
+    spans: VecDeque<Span<B>>,
+    pace: Pace,
     next_id: u64,
     pending: Vec<Event>,
     total: Stats,
     times: Times,
     digests: bool,
+    /// Passes read since the draft vocabulary was renewed.
+    unlearned: usize,
 }
+
+/// Passes between two renewals of a draft vocabulary that learns: a renewed list is copied whole.
+const RENEW_EVERY: usize = 32;
 
 /// A request with what it has produced so far.
 #[derive(Debug)]
@@ -62,10 +82,14 @@ struct Live {
     job: Job,
     slot: usize,
     pages: Vec<u32>,
-    /// Tokens computed and final.
+    /// Tokens computed and final: of prompts what is enqueued, of rounds what was read.
     committed: usize,
-    /// Rows of the draft head's K/V that are made.
-    drafted: usize,
+    /// Rows of decode rounds that are unread: more may be committed, by this much.
+    ahead: usize,
+    /// Those rounds. Each commits at least one token, or the sequence has ended.
+    rounds: usize,
+    /// Rows of the draft head's K/V that are not made and could be, at most.
+    behind: usize,
     /// Drafts that stand beyond the last token, at most.
     proposed: usize,
     /// It was paused with output: tokens that were already chosen are being computed again.
@@ -82,6 +106,33 @@ impl Live {
     fn prefilling(&self) -> bool {
         self.prefill_rows() > 0
     }
+
+    /// The most tokens that can be final.
+    fn most(&self) -> usize {
+        self.committed + self.ahead
+    }
+}
+
+/// A pass that nobody has read.
+#[derive(Debug)]
+struct Unread<B: EngineBackend> {
+    ticket: Ticket<B>,
+    /// Who was in it, with the rows that it may commit, in a decode round.
+    of: Vec<(RequestId, usize)>,
+    prompts: bool,
+    round: Option<Round>,
+    /// Behind the drafts that follow it.
+    drafted: B::Mark,
+}
+
+/// When a pass began, when the target was through, when the drafts were made.
+#[derive(Debug)]
+struct Span<B: EngineBackend> {
+    prompts: bool,
+    round: Option<Round>,
+    started: B::Mark,
+    computed: B::Mark,
+    drafted: B::Mark,
 }
 
 impl<B: EngineBackend, A: Activation> Engine<B, A> {
@@ -95,19 +146,28 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         draft::check(&*drafter, &model, &options.limits)?;
         options.drafts.check(options.limits.max_drafts)?;
         let limits = &options.limits;
+        let (pages, slots) = (Pages::new(limits.pages), Slots::new(limits.slots));
+        let mut core = Core::new(context, model, options.limits)?;
+        core.set_pace(options.pace);
         Ok(Engine {
-            pages: Pages::new(limits.pages),
-            slots: Slots::new(limits.slots),
-            core: Core::new(context, model, options.limits)?,
+            auto: Auto::new(core.limits().max_drafts),
+            fresh_parts: 0,
+            pages,
+            slots,
+            core,
             drafter,
             drafts: options.drafts,
             waiting: VecDeque::new(),
             live: Vec::new(),
+            unread: VecDeque::new(),
+            spans: VecDeque::new(),
+            pace: options.pace,
             next_id: 0,
             pending: Vec::new(),
             total: Stats::default(),
             times: Times::default(),
             digests: false,
+            unlearned: 0,
         })
     }
 
@@ -167,7 +227,7 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
 
     /// Whether there is nothing left to do or to report.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.live.is_empty() && self.pending.is_empty()
+        self.waiting.is_empty() && self.live.is_empty() && self.unread.is_empty() && self.pending.is_empty()
     }
 
     /// From now on, whether the last event of a request that ended by itself brings a digest of what its
@@ -181,8 +241,23 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         self.core.pad_rounds(sequences);
     }
 
-    /// A digest of what a live request's memories hold; `None` for a request that is not live.
-    pub fn digest(&self, id: RequestId) -> Result<Option<Digest>> {
+    /// From the next drafts on, how many a round verifies, for requests that do not say.
+    pub fn set_drafts(&mut self, drafts: DraftLength) -> Result<()> {
+        drafts.check(self.core.limits().max_drafts)?;
+        self.drafts = drafts;
+        Ok(())
+    }
+
+    /// Reads every pass that is enqueued, and returns what came of them.
+    pub fn settle(&mut self) -> Result<Vec<Event>> {
+        self.read_until(0)?;
+        Ok(std::mem::take(&mut self.pending))
+    }
+
+    /// A digest of what a live request's memories hold; `None` for a request that is not live. All passes
+    /// are read before.
+    pub fn digest(&mut self, id: RequestId) -> Result<Option<Digest>> {
+        self.read_until(0)?;
         let live = self.live.iter().find(|live| live.job.id == id);
         live.map(|live| self.core.digest(live.slot)).transpose()
     }
@@ -202,16 +277,22 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         &self.total
     }
 
+    /// See [`Core::distinct_experts`].
+    pub fn distinct_experts(&self) -> Result<Option<f64>> {
+        self.core.distinct_experts()
+    }
+
     /// Where the time went.
     pub fn times(&self) -> Times {
         self.times
     }
 
-    /// Admits what fits, computes one prefill pass and one decode round, and returns what came of it.
+    /// Admits what fits, enqueues one prefill pass and one decode round, and returns what has come: of these
+    /// two, or of passes before them.
     pub fn step(&mut self) -> Result<Vec<Event>> {
         self.admit()?;
-        self.prefill()?;
-        self.decode()?;
+        let enqueued = self.prefill()? | self.decode()?;
+        self.read_until(if enqueued { self.pace.passes() - 1 } else { 0 })?;
         Ok(std::mem::take(&mut self.pending))
     }
 
@@ -245,16 +326,29 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
             let job = self.waiting.pop_front().expect("looked at just now");
             let slot = self.slots.take().expect("counted just now");
             let length = length_limit(&job.request, self.core.limits());
+            if let Some(vocab) = self.core.draft_vocab_mut() {
+                vocab.observe(&job.request.prompt);
+            }
             self.core.open(slot, &job.tokens, &job.request, length)?;
             self.core.lend_pages(slot, &pages)?;
             let resuming = job.tokens.len() > job.request.prompt.len();
-            self.live.push(Live { job, slot, pages, committed: 0, drafted: 0, proposed: 0, resuming });
+            self.live.push(Live {
+                job,
+                slot,
+                pages,
+                committed: 0,
+                ahead: 0,
+                rounds: 0,
+                behind: 0,
+                proposed: 0,
+                resuming,
+            });
         }
         Ok(())
     }
 
-    /// One pass over prompt tokens, oldest sequences first, within the row budget.
-    fn prefill(&mut self) -> Result<()> {
+    /// One pass over prompt tokens, oldest sequences first, within the row budget; whether there was any.
+    fn prefill(&mut self) -> Result<bool> {
         let mut budget = self.core.limits().prefill_rows;
         let mut chunks = Vec::new();
         for (at, live) in self.live.iter().enumerate() {
@@ -265,90 +359,196 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
             }
         }
         if chunks.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
-        let started = Instant::now();
         let rows: Vec<_> = chunks.iter().map(|&(at, rows)| (self.live[at].slot, rows)).collect();
-        let outcomes = self.core.prefill(&rows, None)?;
-        self.times.prefill += started.elapsed();
-        let at: Vec<usize> = chunks.iter().map(|(at, _)| *at).collect();
-        for (&(at, rows), outcome) in chunks.iter().zip(&outcomes) {
+        let ticket = self.core.enqueue_prefill(&rows, None)?;
+        for &(at, rows) in &chunks {
             let live = &mut self.live[at];
             live.committed += rows;
+            live.behind += rows;
             live.job.stats.prefilled += rows;
-            live.job.stats.generated += outcome.tokens.len();
-            live.job.tokens.extend(&outcome.tokens);
             if live.resuming && !live.prefilling() {
                 live.resuming = false;
                 self.core.resume(live.slot, live.job.request.prompt.len())?;
             }
         }
-        self.propose(&at, &outcomes)?;
-        self.report(&at, outcomes)
+        let at: Vec<usize> = chunks.iter().map(|(at, _)| *at).collect();
+        self.follow(ticket, &at, true)?;
+        Ok(true)
     }
 
-    /// One decode round over every sequence whose known tokens are computed.
-    fn decode(&mut self) -> Result<()> {
+    /// One decode round over every sequence whose known tokens are computed; whether there was any.
+    fn decode(&mut self) -> Result<bool> {
         self.make_room()?;
-        let ready: Vec<usize> = (0..self.live.len()).filter(|&at| !self.live[at].prefilling()).collect();
+        let limits = self.core.limits();
+        let ready: Vec<usize> = (0..self.live.len())
+            .filter(|&at| {
+                let live = &self.live[at];
+                // Where unread rounds are sure to reach its end, another one would find nothing to do.
+                let sure = live.committed + live.rounds;
+                !live.prefilling() && sure + 1 < length_limit(&live.job.request, limits)
+            })
+            .collect();
         if ready.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
-        let started = Instant::now();
         let rows: Vec<_> = ready.iter().map(|&at| (self.live[at].slot, self.live[at].proposed)).collect();
-        let outcomes = self.core.decode(&rows, None)?;
-        self.times.target += started.elapsed();
-        for (&at, outcome) in ready.iter().zip(&outcomes) {
+        let ticket = self.core.enqueue_decode(&rows, None)?;
+        for &at in &ready {
             let live = &mut self.live[at];
-            live.job.stats.round(outcome.drafts, outcome.tokens.len());
-            live.committed += outcome.tokens.len();
-            live.job.tokens.extend(&outcome.tokens);
+            let rows = 1 + live.proposed;
+            live.ahead += rows;
+            live.rounds += 1;
+            live.behind += rows;
         }
-        self.propose(&ready, &outcomes)?;
-        self.report(&ready, outcomes)
+        self.follow(ticket, &ready, false)?;
+        Ok(true)
     }
 
-    /// Has the drafter look at the pass that these live sequences just took part in.
-    fn propose(&mut self, at: &[usize], outcomes: &[Outcome]) -> Result<()> {
-        let started = Instant::now();
-        let jobs: Vec<DraftJob> = at
-            .iter()
-            .zip(outcomes)
-            .map(|(&at, outcome)| draft_job(&self.drafts, &self.live[at], outcome))
-            .collect();
-        let made = self.drafter.observe(&mut self.core, &jobs)?;
-        for ((&at, job), made) in at.iter().zip(&jobs).zip(made) {
-            let live = &mut self.live[at];
-            live.proposed = made.proposed;
-            if made.refreshed {
-                live.drafted = job.committed + 1;
-            }
+    /// Has the drafter look at the pass that these live sequences just took part in, and leaves it to be
+    /// read; or reads it at once, where nothing is gained by running ahead, or where the drafter has to know.
+    fn follow(&mut self, ticket: Ticket<B>, at: &[usize], prompts: bool) -> Result<()> {
+        let rows = |live: &Live| if prompts { 0 } else { 1 + live.proposed };
+        let of: Vec<(RequestId, usize)> =
+            at.iter().map(|&at| (self.live[at].job.id, rows(&self.live[at]))).collect();
+        let drafts = self.equal_drafts(at);
+        if !prompts {
+            self.auto.pick(at.len());
         }
-        self.times.draft += started.elapsed();
+        if self.pace == Pace::Wait || self.drafter.looks_back() {
+            let Passed { outcomes, started, computed } = self.core.read(ticket)?;
+            self.take_in(&of, &outcomes, prompts)?;
+            self.propose(at, Some(&outcomes))?;
+            let drafted = B::mark(self.core.queue())?;
+            let round = self.round(prompts, at, drafts);
+            self.report(&of, Span { prompts, round, started, computed, drafted }, outcomes)?;
+            return self.clock();
+        }
+        self.propose(at, None)?;
+        let drafted = B::mark(self.core.queue())?;
+        let round = self.round(prompts, at, drafts);
+        self.unread.push_back(Unread { ticket, of, prompts, round, drafted });
         Ok(())
     }
 
-    /// Turns outcomes into events and releases what has ended; `ready` are ascending indices into `live`.
-    fn report(&mut self, ready: &[usize], outcomes: Vec<Outcome>) -> Result<()> {
-        let mut ended = Vec::new();
-        for (&at, outcome) in ready.iter().zip(outcomes) {
-            match outcome.finish {
-                None if outcome.tokens.is_empty() => {}
-                None => {
-                    let request = self.live[at].job.id;
-                    self.pending.push(Event { request, tokens: outcome.tokens, end: None });
-                }
-                Some(finish) => ended.push((at, finish, outcome)),
+    /// The number of drafts that stand for each of these, if it is the same.
+    fn equal_drafts(&self, at: &[usize]) -> Option<usize> {
+        let first = self.live[*at.first()?].proposed;
+        at.iter().all(|&at| self.live[at].proposed == first).then_some(first)
+    }
+
+    /// What the policy may learn from: rounds whose cost is that of one k.
+    fn round(&mut self, prompts: bool, at: &[usize], drafts: Option<usize>) -> Option<Round> {
+        let fresh = self.core.fresh_parts();
+        let steady = std::mem::replace(&mut self.fresh_parts, fresh) == fresh;
+        let (drafts, next) = (drafts?, self.equal_drafts(at)?);
+        (!prompts).then(|| Round::new(at.len(), drafts, next, steady))
+    }
+
+    fn find(&self, id: RequestId) -> Option<usize> {
+        self.live.iter().position(|live| live.job.id == id)
+    }
+
+    /// Reads passes, the oldest first, until no more than `most` are unread.
+    fn read_until(&mut self, most: usize) -> Result<()> {
+        while self.unread.len() > most {
+            let Some(Unread { ticket, of, prompts, round, drafted }) = self.unread.pop_front() else { break };
+            let Passed { outcomes, started, computed } = self.core.read(ticket)?;
+            self.take_in(&of, &outcomes, prompts)?;
+            // The drafts behind this pass may not be made yet; before it, all are.
+            self.clock()?;
+            self.report(&of, Span { prompts, round, started, computed, drafted }, outcomes)?;
+        }
+        if self.unread.is_empty() {
+            self.clock()?;
+        }
+        Ok(())
+    }
+
+    /// Adds up where the time went, of passes whose drafts are made.
+    fn clock(&mut self) -> Result<()> {
+        for span in self.spans.drain(..) {
+            let target = B::between(&span.started, &span.computed)?;
+            let draft = B::between(&span.computed, &span.drafted)?;
+            if span.prompts {
+                self.times.prefill += target;
+            } else {
+                self.times.target += target;
+            }
+            self.times.draft += draft;
+            if let Some(round) = &span.round {
+                self.auto.learn(round, target, draft);
             }
         }
-        // From the back, so that indices stay true while entries leave.
-        for (at, finish, outcome) in ended.into_iter().rev() {
-            let live = self.live.remove(at);
-            let whole = self.digests && finish != Finish::Failed;
-            let digest = whole.then(|| self.core.digest(live.slot)).transpose()?;
-            let job = self.release(live)?;
-            self.finish(job, finish, outcome.tokens, outcome.error, digest);
+        Ok(())
+    }
+
+    /// Counts what a pass brought. Who has left meanwhile, or had ended before, gets nothing.
+    fn take_in(&mut self, of: &[(RequestId, usize)], outcomes: &[Outcome], prompts: bool) -> Result<()> {
+        for (&(id, rows), outcome) in of.iter().zip(outcomes) {
+            let Some(at) = self.find(id) else { continue };
+            let live = &mut self.live[at];
+            live.job.tokens.extend(&outcome.tokens);
+            if prompts {
+                live.job.stats.generated += outcome.tokens.len();
+                continue;
+            }
+            live.committed += outcome.tokens.len();
+            live.ahead -= rows;
+            live.rounds -= 1;
+            live.job.stats.round(outcome.drafts, outcome.tokens.len());
         }
+        let Some(vocab) = self.core.draft_vocab_mut().filter(|vocab| vocab.learns()) else { return Ok(()) };
+        outcomes.iter().for_each(|outcome| vocab.observe(&outcome.tokens));
+        self.unlearned += 1;
+        if self.unlearned == RENEW_EVERY {
+            self.unlearned = 0;
+            self.core.refresh_draft_vocab()?;
+        }
+        Ok(())
+    }
+
+    /// Has the drafter look at the pass that these live sequences just took part in.
+    fn propose(&mut self, at: &[usize], outcomes: Option<&[Outcome]>) -> Result<()> {
+        let finished = |i: usize| outcomes.is_some_and(|all| all[i].finish.is_some());
+        let jobs: Vec<DraftJob> = at
+            .iter()
+            .enumerate()
+            .map(|(i, &at)| draft_job(&self.drafts, &self.auto, &self.live[at], finished(i)))
+            .collect();
+        let made = self.drafter.observe(&mut self.core, &jobs)?;
+        for (&at, made) in at.iter().zip(made) {
+            let live = &mut self.live[at];
+            live.proposed = made.proposed;
+            if made.refreshed {
+                live.behind = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns outcomes into events, releases what has ended, and keeps when it was.
+    fn report(&mut self, of: &[(RequestId, usize)], mut span: Span<B>, outcomes: Vec<Outcome>) -> Result<()> {
+        for (&(request, _), outcome) in of.iter().zip(outcomes) {
+            // It may have left, or have ended in a pass before this one.
+            let Some(at) = self.find(request) else { continue };
+            if let Some(round) = &mut span.round {
+                round.add(&outcome);
+            }
+            match outcome.finish {
+                None if outcome.tokens.is_empty() => {}
+                None => self.pending.push(Event { request, tokens: outcome.tokens, end: None }),
+                Some(finish) => {
+                    let live = self.live.remove(at);
+                    let whole = self.digests && finish != Finish::Failed;
+                    let digest = whole.then(|| self.core.digest(live.slot)).transpose()?;
+                    let job = self.release(live)?;
+                    self.finish(job, finish, outcome.tokens, outcome.error, digest);
+                }
+            }
+        }
+        self.spans.push_back(span);
         Ok(())
     }
 
@@ -365,8 +565,8 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
             let live = &self.live[at];
             let length = length_limit(&live.job.request, limits);
             // Drafts use pages where there are some; one more token must have one.
-            let wish = limits.pages_for((live.committed + 2 * limits.max_rows()).min(length));
-            let must = limits.pages_for(live.committed + 1);
+            let wish = limits.pages_for((live.most() + 2 * limits.max_rows()).min(length));
+            let must = limits.pages_for((live.most() + 1).min(length));
             let short = wish.saturating_sub(live.pages.len()).min(self.pages.available());
             if live.pages.len() + short >= must {
                 if short > 0 {
@@ -376,11 +576,15 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
                     self.core.lend_pages(live.slot, &live.pages)?;
                 }
                 at += 1;
-                continue;
+            } else if !self.unread.is_empty() {
+                // What is unread may have ended somebody, and a paused sequence must be known to its end.
+                self.read_until(0)?;
+                at = 0;
+            } else {
+                let youngest = self.live.pop().expect("this sequence is live");
+                let job = self.release(youngest)?;
+                self.waiting.push_front(job);
             }
-            let youngest = self.live.pop().expect("this sequence is live");
-            let job = self.release(youngest)?;
-            self.waiting.push_front(job);
         }
         Ok(())
     }
@@ -412,15 +616,15 @@ fn length_limit(request: &Request, limits: &Limits) -> usize {
     request.prompt.len().saturating_add(request.max_tokens).min(limits.positions)
 }
 
-fn draft_job(length: &DraftLength, live: &Live, outcome: &Outcome) -> DraftJob {
+fn draft_job(length: &DraftLength, auto: &Auto, live: &Live, finished: bool) -> DraftJob {
     let request = &live.job.request;
-    let finished = outcome.finish.is_some();
-    let drafts = request.drafts.unwrap_or_else(|| length.of_round(live.job.stats.rounds));
+    let fixed = || length.of_round(live.job.stats.rounds + live.rounds);
+    let drafts = request.drafts.or_else(fixed).unwrap_or_else(|| auto.drafts());
     DraftJob {
         request: live.job.id,
         slot: live.slot,
-        committed: live.committed,
-        drafted: live.drafted,
+        committed: live.most(),
+        behind: live.behind,
         drafts: if finished || live.prefilling() { 0 } else { drafts },
         never: request.drafts == Some(0),
         finished,

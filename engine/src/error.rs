@@ -1,5 +1,6 @@
 //! The engine's error type: what is wrong, where, and what to do about it.
 
+use crate::memory::human;
 use std::path::{Path, PathBuf};
 
 /// Why the engine refused or failed. Every message is one paragraph that names the thing and the remedy.
@@ -200,6 +201,16 @@ pub enum Error {
         number: usize,
         /// What is wrong with it.
         what: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The device has too little memory for what was asked for.
+    #[error("needs {}, the device has {} free: {remedy}", human(*need), human(*free))]
+    Memory {
+        /// Bytes of everything.
+        need: usize,
+        /// Bytes that are free.
+        free: usize,
         /// What to do.
         remedy: String,
     },

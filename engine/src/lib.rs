@@ -4,6 +4,8 @@
 //! [`Engine`] is the loop; everything it computes is an operation of one of the kernel crates, so the same
 //! code runs on every backend that has them.
 
+mod auto;
+pub mod bench;
 pub mod cache;
 pub mod config;
 pub mod doctor;
@@ -11,15 +13,18 @@ pub mod draft;
 mod engine;
 mod error;
 pub mod jsonl;
+pub mod machine;
+pub mod memory;
 pub mod model;
 pub mod parity;
+pub mod policy;
 pub mod request;
 pub mod round;
 pub mod stats;
 pub mod text;
 pub mod weights;
 
-pub use engine::{Engine, Options};
+pub use engine::{Engine, Options, Pace};
 pub use error::{Error, Result};
 pub use request::{End, Event, Finish, Request, RequestId, Sampling};
 

@@ -20,6 +20,8 @@ enum Command {
     Inspect(cli::inspect::Inspect),
     /// Prove that speculation changes no bit: compare every way to decode with plain decoding
     Parity(cli::parity::Parity),
+    /// Measure rounds: plain and with drafts, one after the other in one run
+    Bench(cli::bench::Bench),
     /// Tell a weak draft head from one that is wired wrongly
     Doctor(cli::doctor::Doctor),
 }
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         Command::Generate(command) => command.run().map(|()| ExitCode::SUCCESS),
         Command::Inspect(command) => command.run().map(|()| ExitCode::SUCCESS),
         Command::Parity(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::Doctor(command) => command.run(),
     };
     match result {

@@ -9,7 +9,7 @@ pub use ledger::Ledger;
 pub use served::{Received, Served};
 
 use engine::{
-    Engine, Finish, Options, Request,
+    Engine, Finish, Options, Pace, Request,
     cache::Limits,
     draft::{DraftLength, Drafter, Mtp, Plain},
     model::{self, Context, Model},
@@ -75,8 +75,19 @@ pub fn engine_with<A: Activation>(
     drafts: DraftLength,
     drafter: Box<dyn Drafter<Cpu, A>>,
 ) -> Engine<Cpu, A> {
+    engine_at(Pace::Wait, name, limits, drafts, drafter)
+}
+
+/// The same, at any pace.
+pub fn engine_at<A: Activation>(
+    pace: Pace,
+    name: &str,
+    limits: Limits,
+    drafts: DraftLength,
+    drafter: Box<dyn Drafter<Cpu, A>>,
+) -> Engine<Cpu, A> {
     let (context, model) = load(name);
-    Engine::new(context, model, Options { limits, drafts }, drafter).expect("the options are sane")
+    Engine::new(context, model, Options { limits, drafts, pace }, drafter).expect("the options are sane")
 }
 
 /// Runs requests to their ends, in the order given.

@@ -149,7 +149,7 @@ fn check_drafts(name: &str) {
             request: RequestId(0),
             slot: 0,
             committed: tokens.len(),
-            drafted: 0,
+            behind: tokens.len(),
             drafts: 4,
             never: false,
             finished: false,
@@ -179,10 +179,9 @@ fn check_drafts(name: &str) {
                 let best = kernels_core::argmax::argmax(&logits).unwrap() as u32;
                 assert_eq!(best, expected[depth], "{name}: {prompt}, after {position}, depth {depth}");
             }
-            job.drafted = job.committed + 1;
             // Verify none of them: the walk goes on one token at a time.
             outcomes = core.decode(&[(0, 0)], None).unwrap();
-            job.committed += 1;
+            (job.committed, job.behind) = (job.committed + 1, 1);
         }
     }
 }

@@ -3,6 +3,7 @@
 use engine::{
     Error,
     cache::Limits,
+    model::{self, Scales},
     parity::{self, Drafts, Plan, Report},
     round::{Difference, LayerDigest},
     text::Tokenizer,
@@ -50,6 +51,22 @@ fn float32_too() {
     assert_eq!(plan.rows.len(), 2);
     let report = parity::run(context, model, &tokenizer, &plan, |_, _, _| {}).unwrap();
     assert!(report.passed(), "{report}");
+}
+
+/// A backend beside itself, and beside another model.
+#[test]
+fn backends_are_compared_by_margins() {
+    let prompts: Vec<Vec<u32>> = vec![vec![10, 20, 30], vec![400; 9]];
+    let across = parity::across(load::<bf16>(EMBEDDED), load::<bf16>(EMBEDDED), &prompts, 12).unwrap();
+    assert_eq!((across.streams, across.equal, across.tokens), (2, 2, 24));
+    assert_eq!((across.deviation, across.divergences.len()), (0.0, 0));
+    assert!(across.passed());
+    // Another model of the same geometry has nothing to say about it.
+    let (context, model) = load::<bf16>(EMBEDDED);
+    let other = model::random::<_, bf16>(&context, model.config().clone(), 1, &Scales::default()).unwrap();
+    let across = parity::across(load(EMBEDDED), (context, other), &prompts, 12).unwrap();
+    assert_eq!((across.equal, across.divergences.len()), (0, 2));
+    assert!(across.deviation > 1.0, "{across}");
 }
 
 /// Decodes a few tokens and returns the digest of the slot they stand in.

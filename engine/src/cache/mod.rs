@@ -42,6 +42,18 @@ impl Limits {
         self.max_drafts + 1
     }
 
+    /// Rows of the largest decode round, and of logits.
+    pub fn decode_rows(&self) -> usize {
+        self.slots.saturating_mul(self.max_rows())
+    }
+
+    /// Rows of the largest pass. The draft head may be behind by what the hidden ring holds, on top of the target's
+    /// pass just made.
+    pub fn pass_rows(&self) -> usize {
+        let behind = if self.draft_head { self.slots.saturating_mul(self.hidden_rows()) } else { 0 };
+        self.decode_rows().max(self.prefill_rows).saturating_add(behind)
+    }
+
     /// Pages that a sequence of `positions` tokens occupies.
     pub fn pages_for(&self, positions: usize) -> usize {
         positions.div_ceil(self.page_rows)
@@ -284,10 +296,10 @@ impl MemoryPlan {
 }
 
 /// Limits come from a command line: their products may be any size, and then stay at the largest.
-fn product(factors: &[usize]) -> usize {
+pub(crate) fn product(factors: &[usize]) -> usize {
     factors.iter().fold(1, |all: usize, factor| all.saturating_mul(*factor))
 }
 
-fn sum(terms: &[usize]) -> usize {
+pub(crate) fn sum(terms: &[usize]) -> usize {
     terms.iter().fold(0, |all: usize, term| all.saturating_add(*term))
 }

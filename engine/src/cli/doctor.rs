@@ -3,6 +3,7 @@
 use super::{
     Dtype,
     device::{DeviceName, Job},
+    source::with_progress,
 };
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -83,7 +84,7 @@ impl Job for &Doctor {
             None => super::embedded()?,
         };
         let from = self.mtp.clone().map_or(MtpFrom::Checkpoint, MtpFrom::Path);
-        let checkpoint = Checkpoint::open_with(&dir, &weights::Options { mtp: from })?;
+        let checkpoint = with_progress(Checkpoint::open_with(&dir, &weights::Options { mtp: from })?);
         checkpoint.require_mtp()?;
         eprintln!("{}", checkpoint.verdict());
         let tokenizer = Tokenizer::open(&dir)?;

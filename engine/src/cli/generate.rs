@@ -3,18 +3,22 @@
 use super::{
     ModelArgs,
     device::{DeviceName, Job},
+    plan_memory,
     reply::Reply,
     requests::{Maker, SamplingArgs, TextRequest, check_stops},
+    source::Words,
+    vocab::VocabArgs,
 };
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use engine::{
-    End, Engine, Finish, Options, Request, RequestId,
+    End, Engine, Finish, Options, Pace, Request, RequestId,
+    config::Config,
     draft::{DraftLength, Drafter, Mtp, Plain},
-    model::{self, Context, EngineBackend},
+    model::{Context, EngineBackend},
     stats::{Stats, Times},
-    text::{Message, Tokenizer},
-    weights::{self, Checkpoint, MtpFrom},
+    text::Message,
+    weights::MtpFrom,
 };
 use kernels_core::Activation;
 use serde::Serialize;
@@ -33,11 +37,11 @@ pub(crate) struct Generate {
     /// What computes
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
     device: DeviceName,
-    /// The prompt; without it and without --requests it is read from standard input
+    /// The prompt: text, or token ids for random weights; without it and without --requests it is read from standard input
     #[arg(long, conflicts_with = "requests")]
     prompt: Option<String>,
     /// Put the prompt into the checkpoint's chat template, as the user's message
-    #[arg(long, conflicts_with = "requests")]
+    #[arg(long, conflicts_with_all = ["requests", "random_weights"])]
     chat: bool,
     /// A file with one JSON request a line (`prompt` or `messages`, `max_tokens`, sampling, `draft`)
     #[arg(long, value_name = "JSONL")]
@@ -45,26 +49,30 @@ pub(crate) struct Generate {
     /// Tokens to generate at most
     #[arg(long, default_value_t = 128)]
     max_tokens: usize,
-    /// Drafts per round, 0 to 15 [default: 2 where the checkpoint has an MTP head]
-    #[arg(long, value_name = "K")]
-    draft: Option<usize>,
+    /// Drafts per round: 0 to 15, or `auto`, as many as pay up to 4 [default where the checkpoint has an MTP head: auto
+    /// on a GPU, 2 on the CPU]
+    #[arg(long, value_name = "K|auto", value_parser = super::draft_length)]
+    draft: Option<DraftLength>,
     /// What proposes drafts
     #[arg(long, value_enum)]
     drafter: Option<DrafterName>,
     /// Take the MTP head from this directory or safetensors file instead of the checkpoint
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "random_weights")]
     mtp: Option<PathBuf>,
+    #[command(flatten)]
+    vocab: VocabArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Text that ends the reply and is not part of it; may be given several times
-    #[arg(long)]
+    #[arg(long, conflicts_with = "random_weights")]
     stop: Vec<String>,
     /// Go on past the model's end-of-sequence tokens
     #[arg(long)]
     ignore_eos: bool,
-    /// Statistics after the text, on standard error
-    #[arg(long, value_enum, default_value_t = StatsFormat::Text)]
-    stats: StatsFormat,
+    /// Statistics after the text, and the memory plan before it, on standard error [default: text, and the plan on a
+    /// GPU]
+    #[arg(long, value_enum)]
+    stats: Option<StatsFormat>,
 }
 
 /// Drafters of the command line.
@@ -92,18 +100,18 @@ impl Generate {
         self.device.run(self.model.dtype, self)
     }
 
-    fn requests(&self, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Vec<TextRequest>> {
+    fn requests(&self, config: &Config, words: &Words) -> Result<Vec<TextRequest>> {
         check_stops(&self.stop)?;
         let request = Request {
             prompt: Vec::new(),
             max_tokens: self.max_tokens,
-            sampling: self.sampling.sampling(&checkpoint.config().sampling),
+            sampling: self.sampling.sampling(&config.sampling),
             stop: Vec::new(),
             ignore_eos: self.ignore_eos,
             drafts: None,
         };
         let template = TextRequest { request, stops: self.stop.clone() };
-        let maker = Maker { tokenizer, dir: checkpoint.path(), template };
+        let maker = Maker { words, template };
         if let Some(path) = &self.requests {
             let text = std::fs::read_to_string(path).with_context(|| {
                 format!(
@@ -133,21 +141,21 @@ impl Generate {
     fn stream<B: EngineBackend, A: Activation>(
         &self,
         engine: &mut Engine<B, A>,
-        tokenizer: &Tokenizer,
+        words: &Words,
         requests: Vec<TextRequest>,
         loaded: f64,
     ) -> Result<()> {
         let mut out = std::io::stdout().lock();
         let started = Instant::now();
         let mut failed = None;
-        let total = serve(engine, tokenizer, requests, |_, text, end| {
+        let total = serve(engine, words, requests, |_, text, end| {
             out.write_all(text.as_bytes())?;
             out.flush()?;
             failed = end.and_then(|(end, _)| end.error.clone()).or(failed.take());
             Ok(())
         })?;
         writeln!(out)?;
-        self.report(&total, engine.times(), started.elapsed().as_secs_f64(), loaded)?;
+        self.report(engine, &total, started.elapsed().as_secs_f64(), loaded)?;
         match failed {
             None => Ok(()),
             Some(error) => bail!("{error}"),
@@ -158,7 +166,7 @@ impl Generate {
     fn batch<B: EngineBackend, A: Activation>(
         &self,
         engine: &mut Engine<B, A>,
-        tokenizer: &Tokenizer,
+        words: &Words,
         requests: Vec<TextRequest>,
         loaded: f64,
     ) -> Result<()> {
@@ -168,7 +176,7 @@ impl Generate {
         let mut next = 0;
         let mut failures = 0;
         let mut out = std::io::stdout().lock();
-        let total = serve(engine, tokenizer, requests, |index, text, end| {
+        let total = serve(engine, words, requests, |index, text, end| {
             texts[index].push_str(text);
             let Some((end, stopped)) = end else { return Ok(()) };
             failures += usize::from(end.error.is_some());
@@ -187,16 +195,24 @@ impl Generate {
             }
             Ok(())
         })?;
-        self.report(&total, engine.times(), started.elapsed().as_secs_f64(), loaded)?;
+        self.report(engine, &total, started.elapsed().as_secs_f64(), loaded)?;
         if failures > 0 {
             bail!("{failures} of {} requests failed; see `error` in their lines", texts.len());
         }
         Ok(())
     }
 
-    fn report(&self, stats: &Stats, times: Times, seconds: f64, loaded: f64) -> Result<()> {
+    fn report<B: EngineBackend, A: Activation>(
+        &self,
+        engine: &Engine<B, A>,
+        stats: &Stats,
+        seconds: f64,
+        loaded: f64,
+    ) -> Result<()> {
+        let (times, model) = (engine.times(), engine.model());
+        let draft_vocab = model.draft_vocab().map(|vocab| vocab.ids().len());
         let tokens_per_second = stats.generated as f64 / seconds;
-        match self.stats {
+        match self.stats.unwrap_or(StatsFormat::Text) {
             StatsFormat::None => {}
             StatsFormat::Json => {
                 let report = StatsReport {
@@ -204,6 +220,7 @@ impl Generate {
                     seconds,
                     tokens_per_second,
                     accept_length: stats.accept_length(),
+                    draft_vocab,
                     stats,
                     times,
                 };
@@ -215,9 +232,12 @@ impl Generate {
                 let drafts = if acceptance.is_empty() {
                     "no drafts".into()
                 } else {
+                    let among =
+                        draft_vocab.map(|n| format!(" with drafts among {n} of {} ids", model.valid_vocab()));
                     format!(
-                        "accept length {:.2}, by position {}",
+                        "accept length {:.2}{}, by position {}",
                         stats.accept_length(),
+                        among.unwrap_or_default(),
                         acceptance.join(" / ")
                     )
                 };
@@ -242,13 +262,11 @@ impl Job for &Generate {
     type Output = ();
 
     fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<()> {
-        let dir = self.model.dir()?;
-        let plain = self.draft == Some(0) || self.drafter == Some(DrafterName::None);
-        if self.drafter == Some(DrafterName::None) && self.draft.is_some_and(|k| k > 0) {
-            bail!(
-                "--drafter none proposes nothing, but --draft asks for {}; drop one of them",
-                self.draft.unwrap_or(0)
-            );
+        let (none, wanted) = (DraftLength::Fixed(0), self.draft.as_ref());
+        let plain = wanted == Some(&none) || self.drafter == Some(DrafterName::None);
+        let asked = wanted.is_some_and(|drafts| *drafts != none);
+        if let Some(drafts) = wanted.filter(|_| asked && self.drafter == Some(DrafterName::None)) {
+            bail!("--drafter none proposes nothing, but --draft asks for {drafts}; drop one of them");
         }
         let started = Instant::now();
         let from = match &self.mtp {
@@ -256,40 +274,45 @@ impl Job for &Generate {
             Some(path) => MtpFrom::Path(path.clone()),
             None => MtpFrom::Checkpoint,
         };
-        let checkpoint = Checkpoint::open_with(&dir, &weights::Options { mtp: from })?;
-        let asked = self.draft.is_some_and(|k| k > 0) || self.drafter == Some(DrafterName::Mtp);
-        if asked && !plain {
-            checkpoint.require_mtp()?;
+        let source = self.model.source.open(from, self.sampling.seed)?;
+        if (asked || self.drafter == Some(DrafterName::Mtp)) && !plain {
+            source.require_head()?;
         }
-        let checkpoint = with_progress(checkpoint);
-        eprintln!("{}", checkpoint.verdict());
-
-        let tokenizer = Tokenizer::open(&dir)?;
-        tokenizer.check(checkpoint.config())?;
-        let requests = self.requests(&checkpoint, &tokenizer)?;
-        let has_head = checkpoint.mtp().is_some();
-        let drafts = self.draft.unwrap_or(2);
-        let drafts = if has_head && !plain { drafts } else { 0 };
-        let most = requests.iter().filter_map(|r| r.request.drafts).max().unwrap_or(0).max(drafts);
+        eprintln!("{}", source.verdict());
+        let (config, words) = (source.config(), source.words());
+        let requests = self.requests(config, &words)?;
+        let has_head = source.has_head();
+        // Where a round of more rows costs as much more, no number pays, and speculation would not be seen.
+        let usual = if B::DEFERRED { DraftLength::Auto } else { DraftLength::Fixed(2) };
+        let drafts = if has_head && !plain { self.draft.clone().unwrap_or(usual) } else { none };
+        let most = requests.iter().filter_map(|r| r.request.drafts).max().unwrap_or(0).max(drafts.most());
         if most > 0 && !has_head {
-            checkpoint.require_mtp().context("a request asks for drafts")?;
+            source.require_head().context("a request asks for drafts")?;
         }
         let use_head = most > 0;
+        if self.vocab.given() && !use_head {
+            bail!(
+                "--draft-vocab is given, but nothing is drafted; drop it, or ask for drafts with --draft K"
+            );
+        }
         let mut model_args = self.model.clone();
         // Slots that nobody will use would only cost memory.
         model_args.slots = model_args.slots.min(requests.len());
-        let limits = model_args.limits(checkpoint.config(), most, use_head)?;
+        let limits = model_args.limits(config, most, use_head)?;
         let drafter: Box<dyn Drafter<B, A>> = if use_head { Box::new(Mtp) } else { Box::new(Plain) };
 
-        let model = model::build::<B, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
-        drop(checkpoint);
-        let options = Options { limits, drafts: DraftLength::Fixed(drafts) };
+        let say = self.stats.map_or(context.device.arch.is_some(), |stats| stats != StatsFormat::None);
+        plan_memory(&context, config, &limits, self.model.dtype, say)?;
+        let mut model = source.build::<B, A>(&context)?;
+        self.vocab.trim(&context, &mut model, &source)?;
+        drop(source);
+        let options = Options { limits, drafts, pace: Pace::of::<B>() };
         let mut engine = Engine::new(context, model, options, drafter)?;
         let loaded = started.elapsed().as_secs_f64();
         if self.requests.is_some() {
-            self.batch(&mut engine, &tokenizer, requests, loaded)
+            self.batch(&mut engine, &words, requests, loaded)
         } else {
-            self.stream(&mut engine, &tokenizer, requests, loaded)
+            self.stream(&mut engine, &words, requests, loaded)
         }
     }
 }
@@ -310,6 +333,9 @@ struct StatsReport<'a> {
     seconds: f64,
     tokens_per_second: f64,
     accept_length: f64,
+    /// Ids that drafts were chosen from, where not from all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_vocab: Option<usize>,
     #[serde(flatten)]
     stats: &'a Stats,
     times: Times,
@@ -331,14 +357,14 @@ fn finish_name(finish: Finish, stopped: bool) -> &'static str {
 /// a stop text. Returns the counts of all.
 fn serve<B: EngineBackend, A: Activation>(
     engine: &mut Engine<B, A>,
-    tokenizer: &Tokenizer,
+    words: &Words,
     requests: Vec<TextRequest>,
     mut report: impl FnMut(usize, &str, Option<(&End, bool)>) -> Result<()>,
 ) -> Result<Stats> {
     let mut live: BTreeMap<RequestId, (usize, Reply)> = BTreeMap::new();
     for (index, made) in requests.into_iter().enumerate() {
         let id = engine.submit(made.request).with_context(|| format!("request {index}"))?;
-        live.insert(id, (index, Reply::new(tokenizer.detokenizer(true), made.stops)));
+        live.insert(id, (index, Reply::new(words.speller(), made.stops)));
     }
     while !engine.is_idle() {
         for event in engine.step()? {
@@ -355,22 +381,4 @@ fn serve<B: EngineBackend, A: Activation>(
         }
     }
     Ok(engine.stats().clone())
-}
-
-/// A bar while weights are read, where somebody watches and there is enough to watch.
-fn with_progress(checkpoint: Checkpoint) -> Checkpoint {
-    const WORTH_A_BAR: u64 = 256 << 20;
-    if checkpoint.total_bytes() < WORTH_A_BAR {
-        return checkpoint;
-    }
-    let style =
-        indicatif::ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {bytes_per_sec}")
-            .expect("the template is ours");
-    let bar = indicatif::ProgressBar::new(checkpoint.total_bytes()).with_style(style);
-    checkpoint.with_progress(move |done, total| {
-        bar.set_position(done);
-        if done >= total {
-            bar.finish_and_clear();
-        }
-    })
 }

@@ -1,13 +1,15 @@
 //! `lockstep inspect`: what a checkpoint is and what running it would take, before anything is loaded.
 
-use super::{ModelArgs, human};
+use super::{ModelArgs, source::geometry, write_plan};
 use anyhow::{Result, bail};
 use clap::Args;
 use engine::{
-    cache::{MAX_DRAFTS, MemoryPlan},
+    cache::MAX_DRAFTS,
     config::{Config, FeedForward, LayerKind, PRESETS},
+    memory,
     weights::{Checkpoint, required_tensors},
 };
+use kernels_core::DeviceInfo;
 use std::io::Write;
 
 /// Arguments of `inspect`.
@@ -16,7 +18,7 @@ pub(crate) struct Inspect {
     #[command(flatten)]
     model: ModelArgs,
     /// A published geometry instead of a checkpoint, such as qwen3.5-27b
-    #[arg(long, value_name = "NAME", conflicts_with = "model")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["model", "random_weights"])]
     preset: Option<String>,
     /// Drafts per round to plan memory for
     #[arg(long, default_value_t = 2, value_name = "K")]
@@ -29,13 +31,14 @@ pub(crate) struct Inspect {
 impl Inspect {
     pub(crate) fn run(&self) -> Result<()> {
         let mut out = std::io::stdout().lock();
-        let config = match &self.preset {
-            Some(name) => match Config::preset(name) {
+        let config = match (&self.preset, &self.model.source.random_weights) {
+            (Some(name), _) => match Config::preset(name) {
                 Some(config) => config,
                 None => bail!("--preset is {name}; known are {}", PRESETS.join(", ")),
             },
-            None => {
-                let checkpoint = Checkpoint::open(self.model.dir()?)?;
+            (None, Some(name)) => geometry(name)?,
+            (None, None) => {
+                let checkpoint = Checkpoint::open(self.model.source.dir()?)?;
                 writeln!(out, "{}", checkpoint.verdict())?;
                 checkpoint.config().clone()
             }
@@ -86,26 +89,8 @@ impl Inspect {
         )?;
         let drafts = if c.mtp_layers == 0 { 0 } else { self.draft.min(MAX_DRAFTS) };
         let limits = self.model.limits(c, drafts, c.mtp_layers > 0 && drafts > 0)?;
-        let element = self.model.dtype.bytes();
-        let weights: usize = required_tensors(c).map(|t| t.elements()).sum::<usize>() * element;
-        let plan = MemoryPlan::of(c, &limits, element);
-        writeln!(
-            out,
-            "memory for {} sequences of up to {} tokens, {drafts} drafts, {} pages of {}:",
-            limits.slots, limits.positions, limits.pages, limits.page_rows
-        )?;
-        for (name, bytes) in [
-            ("weights", weights),
-            ("keys and values", plan.kv),
-            ("recurrent states", plan.state),
-            ("journals", plan.journal),
-            ("conv rings", plan.conv),
-            ("hidden rows for the draft", plan.hidden),
-            ("tables", plan.tables),
-        ] {
-            writeln!(out, "  {name:26} {:>12}", human(bytes))?;
-        }
-        writeln!(out, "  {:26} {:>12}", "total", human(weights.saturating_add(plan.total())))?;
+        let plan = memory::Plan::of(c, &limits, self.model.dtype.bytes(), &DeviceInfo::cpu())?;
+        write_plan(out, &limits, &plan)?;
         Ok(())
     }
 }

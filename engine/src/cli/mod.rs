@@ -1,5 +1,6 @@
 //! The commands, and the options they share.
 
+pub(crate) mod bench;
 mod device;
 pub(crate) mod doctor;
 pub(crate) mod generate;
@@ -7,21 +8,30 @@ pub(crate) mod inspect;
 pub(crate) mod parity;
 mod reply;
 mod requests;
+mod source;
+mod vocab;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use engine::{
+    Pace,
     cache::{Limits, MAX_DRAFTS},
     config::Config,
+    draft::DraftLength,
+    memory,
+    model::{Context, EngineBackend},
 };
-use std::path::{Path, PathBuf};
+use source::SourceArgs;
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
 
-/// Where the checkpoint is and how much the engine may hold.
+/// Where the weights come from and how much the engine may hold.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Checkpoint directory [default: the embedded tiny-qwen35-mtp]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
     /// Activation type; weights are rounded or widened to it
     #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
     pub(crate) dtype: Dtype,
@@ -63,17 +73,39 @@ impl Dtype {
     }
 }
 
+/// How the host keeps up with the device, on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PaceName {
+    /// Every pass is read before the next is enqueued
+    Wait,
+    /// A pass is enqueued before the one before is read
+    Ahead,
+    /// The same, with rounds recorded as graphs
+    Recorded,
+}
+
+impl From<PaceName> for Pace {
+    fn from(name: PaceName) -> Pace {
+        match name {
+            PaceName::Wait => Pace::Wait,
+            PaceName::Ahead => Pace::Ahead,
+            PaceName::Recorded => Pace::Recorded,
+        }
+    }
+}
+
+/// A number of drafts of the command line.
+pub(crate) fn draft_length(text: &str) -> Result<DraftLength, String> {
+    match text {
+        "auto" => Ok(DraftLength::Auto),
+        _ => text.parse().map(DraftLength::Fixed).map_err(|_| "give a number or `auto`".into()),
+    }
+}
+
 /// Without --context no more than this is reserved; published models allow 262,144.
 const DEFAULT_CONTEXT: usize = 4096;
 
 impl ModelArgs {
-    pub(crate) fn dir(&self) -> Result<PathBuf> {
-        match &self.model {
-            Some(dir) => Ok(dir.clone()),
-            None => embedded(),
-        }
-    }
-
     /// What the engine will hold for `config`.
     pub(crate) fn limits(&self, config: &Config, max_drafts: usize, draft_head: bool) -> Result<Limits> {
         let positions = self.context.unwrap_or(config.max_positions.min(DEFAULT_CONTEXT));
@@ -130,25 +162,30 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// A number of bytes as people read it.
-pub(crate) fn human(bytes: usize) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
+/// Says what a model and its memories will take, if asked to, and refuses what the device has no room for.
+fn plan_memory<B: EngineBackend>(
+    context: &Context<B>,
+    config: &Config,
+    limits: &Limits,
+    dtype: Dtype,
+    say: bool,
+) -> Result<()> {
+    let plan = memory::Plan::of(config, limits, dtype.bytes(), &context.device)?;
+    if say {
+        write_plan(&mut std::io::stderr().lock(), limits, &plan)?;
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    Ok(plan.check(B::free_memory(&context.queue)?)?)
 }
 
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn bytes_for_people() {
-        assert_eq!(super::human(0), "0 B");
-        assert_eq!(super::human(1023), "1023 B");
-        assert_eq!(super::human(1536), "1.5 KiB");
-        assert_eq!(super::human(151 << 20), "151.0 MiB");
+/// The plan as a table.
+fn write_plan(out: &mut impl Write, limits: &Limits, plan: &memory::Plan) -> Result<()> {
+    writeln!(
+        out,
+        "memory for {} sequences of up to {} tokens, {} drafts, {} pages of {}:",
+        limits.slots, limits.positions, limits.max_drafts, limits.pages, limits.page_rows
+    )?;
+    for (name, bytes) in plan.parts().chain([("total", plan.total())]) {
+        writeln!(out, "  {name:26} {:>12}", memory::human(bytes))?;
     }
+    Ok(())
 }

@@ -3,28 +3,33 @@
 use super::{
     Dtype,
     device::{DeviceName, Job},
+    plan_memory,
+    source::{Source, SourceArgs},
+    vocab::VocabArgs,
 };
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use engine::{
-    model::{self, Context, EngineBackend},
-    parity::{self, Plan, Proposer, Report},
+    model::{Context, EngineBackend},
+    parity::{self, Across, Plan, Proposer, Report},
     text::Tokenizer,
-    weights::Checkpoint,
+    weights::{MtpFrom, required_tensors},
 };
-use kernels_core::Activation;
+use kernels_core::{Activation, Cpu, DeviceInfo};
+use serde::Serialize;
 use std::{
     io::{IsTerminal, Write},
-    path::PathBuf,
     process::ExitCode,
 };
 
 /// Arguments of `parity`.
 #[derive(Debug, Args)]
 pub(crate) struct Parity {
-    /// Checkpoint directory [default: the embedded tiny-qwen35-mtp]
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Seed of random weights
+    #[arg(long, default_value_t = 0, requires = "random_weights")]
+    seed: u64,
     /// What computes
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
     device: DeviceName,
@@ -38,8 +43,10 @@ pub(crate) struct Parity {
     #[arg(long)]
     full: bool,
     /// Word problems to decode and score [default: all 200 with the embedded checkpoint, none with another]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", conflicts_with = "random_weights")]
     words: Option<usize>,
+    #[command(flatten)]
+    vocab: VocabArgs,
     /// The table as JSON
     #[arg(long)]
     json: bool,
@@ -54,46 +61,94 @@ impl Parity {
             serde_json::to_writer_pretty(&mut out, &report)?;
             writeln!(out)?;
         } else {
-            write!(out, "{report}")?;
+            write!(out, "{}", report.rows)?;
+            if let Some(across) = &report.across {
+                write!(out, "{across}")?;
+            }
         }
-        Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let passed = report.rows.passed() && report.across.is_none_or(|across| across.passed());
+        Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-impl Job for &Parity {
-    type Output = Report;
+/// What is printed.
+#[derive(Serialize)]
+pub(crate) struct Output {
+    #[serde(flatten)]
+    rows: Report,
+    /// The CPU and the device beside each other.
+    across: Option<Across>,
+}
 
-    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Report> {
+/// Weights up to which the CPU decodes in a time that somebody will wait.
+const SMALL: usize = 256 << 20;
+
+impl Job for &Parity {
+    type Output = Output;
+
+    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Output> {
         let mut plan = match (self.quick, self.full) {
             (true, _) => Plan::quick(),
             (_, true) => Plan::full(),
+            _ if self.source.random_weights.is_some() => Plan::geometry(),
             _ => Plan::pairs(),
         };
-        let dir = match &self.model {
-            Some(dir) => {
-                // The problems are of the kind that the embedded checkpoint was trained on.
-                plan.words = 0;
-                dir.clone()
-            }
-            None => super::embedded()?,
-        };
+        if !self.source.is_embedded() {
+            // The problems are of the kind that the embedded checkpoint was trained on.
+            plan.words = 0;
+        }
         plan.words = self.words.unwrap_or(plan.words);
         if plan.words > parity::WORDS {
             bail!("--words is {}, but there are {} word problems; lower it", plan.words, parity::WORDS);
         }
-        let checkpoint = Checkpoint::open(&dir)?;
-        eprintln!("{}", checkpoint.verdict());
-        if checkpoint.mtp().is_none() {
+        if self.vocab.learns() {
+            bail!(
+                "--draft-vocab learns, but a row that drafts with the head counts by what the head said once and for \
+                 all; give N or FILE alone"
+            );
+        }
+        let source = self.source.open(MtpFrom::Checkpoint, self.seed)?;
+        eprintln!("{}", source.verdict());
+        if self.vocab.given() {
+            source.require_head().context("--draft-vocab trims the draft head")?;
+        }
+        if !source.has_head() {
             eprintln!("without an MTP head, rows that draft with it are left out");
             plan.rows.retain(|row| row.proposer != Proposer::Mtp);
             plan.words = 0;
         }
-        let tokenizer = Tokenizer::open(&dir)?;
-        tokenizer.check(checkpoint.config())?;
-        let model = model::build::<B, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
-        drop(checkpoint);
+        let tokenizer = match &source {
+            Source::Checkpoint { tokenizer, .. } => tokenizer.clone(),
+            // Of its prompts only the ids matter.
+            Source::Random { config, .. } => {
+                let tokenizer = Tokenizer::open(super::embedded()?)?;
+                let (need, have) = (tokenizer.valid_vocab(), config.vocab);
+                if need > have {
+                    bail!("its vocab_size is {have}; parity's prompts have token ids up to {}", need - 1);
+                }
+                tokenizer
+            }
+        };
+        let say = context.device.arch.is_some();
+        plan_memory(&context, source.config(), &parity::limits(&plan, &tokenizer)?, self.dtype, say)?;
+        let mut model = source.build::<B, A>(&context)?;
+        self.vocab.trim(&context, &mut model, &source)?;
         let progress = Progress::new();
-        Ok(parity::run(context, model, &tokenizer, &plan, |what, done, of| progress.show(what, done, of))?)
+        let again = Context { queue: context.queue.clone(), device: context.device.clone() };
+        let rows =
+            parity::run(context, model, &tokenizer, &plan, |what, done, of| progress.show(what, done, of))?;
+        let weights: usize = required_tensors(source.config()).map(|t| t.elements()).sum::<usize>() * 2;
+        if again.device.arch.is_none() || weights > SMALL {
+            return Ok(Output { rows, across: None });
+        }
+        progress.show("the CPU beside the device", plan.rows.len(), plan.rows.len());
+        let cpu = Context { queue: (), device: DeviceInfo::cpu() };
+        let (here, there) = (source.build::<B, A>(&again)?, source.build::<Cpu, A>(&cpu)?);
+        let texts = parity::prompts();
+        let prompts: Vec<Vec<u32>> =
+            texts.iter().take(plan.prompts).map(|text| tokenizer.encode(text)).collect::<Result<_, _>>()?;
+        let across = parity::across((again, here), (cpu, there), &prompts, plan.tokens)?;
+        Ok(Output { rows, across: Some(across) })
     }
 }
 

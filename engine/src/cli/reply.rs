@@ -1,11 +1,11 @@
 //! One request's text as it grows, up to a stop string.
 
-use engine::text::Detokenizer;
+use super::source::Speller;
 
 /// Turns tokens into text and ends it before the first stop string.
 #[derive(Debug)]
 pub(super) struct Reply {
-    detokenizer: Detokenizer,
+    speller: Speller,
     stops: Vec<String>,
     /// Text not yet handed out because it may be the beginning of a stop string.
     held: String,
@@ -13,8 +13,8 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    pub(super) fn new(detokenizer: Detokenizer, stops: Vec<String>) -> Self {
-        Reply { detokenizer, stops, held: String::new(), stopped: false }
+    pub(super) fn new(speller: Speller, stops: Vec<String>) -> Self {
+        Reply { speller, stops, held: String::new(), stopped: false }
     }
 
     /// Whether a stop string has come.
@@ -28,7 +28,7 @@ impl Reply {
             return String::new();
         }
         for &token in tokens {
-            self.detokenizer.push_into(token, &mut self.held);
+            self.speller.push_into(token, &mut self.held);
         }
         self.release(false)
     }
@@ -38,7 +38,7 @@ impl Reply {
         if self.stopped {
             return String::new();
         }
-        let rest = self.detokenizer.flush();
+        let rest = self.speller.flush();
         self.held.push_str(&rest);
         self.release(true)
     }

@@ -1,12 +1,13 @@
 //! Requests from the command line or from a JSONL file.
 
+use super::source::Words;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use engine::{
     Request, Sampling, config,
     jsonl::{self, Prompt, RequestLine},
     request::recommended,
-    text::{ChatOptions, ChatTemplate, Message, Tokenizer},
+    text::{ChatOptions, ChatTemplate, Message},
 };
 use std::path::Path;
 
@@ -37,9 +38,9 @@ pub(crate) struct SamplingArgs {
     /// Subtracted per occurrence from the logits of tokens already generated
     #[arg(long, allow_hyphen_values = true)]
     frequency_penalty: Option<f32>,
-    /// Seed of the noise: the same seed gives the same text, with or without drafts
+    /// Seed of the noise, and of random weights: the same seed gives the same text, with or without drafts
     #[arg(long, default_value_t = 0)]
-    seed: u64,
+    pub(crate) seed: u64,
 }
 
 impl SamplingArgs {
@@ -72,24 +73,22 @@ pub(crate) struct TextRequest {
 
 /// Makes requests out of text.
 pub(crate) struct Maker<'a> {
-    pub(crate) tokenizer: &'a Tokenizer,
-    /// The checkpoint's directory, for its chat template.
-    pub(crate) dir: &'a Path,
+    pub(crate) words: &'a Words,
     pub(crate) template: TextRequest,
 }
 
 impl Maker<'_> {
     pub(crate) fn prompt(&self, prompt: &str) -> Result<TextRequest> {
         let mut made = self.template.clone();
-        made.request.prompt = self.tokenizer.encode(prompt)?;
+        made.request.prompt = self.words.encode(prompt)?;
         if made.request.prompt.is_empty() {
-            bail!("the prompt is empty; give at least one character");
+            bail!("the prompt is empty; give at least one token");
         }
         Ok(made)
     }
 
     pub(crate) fn chat(&self, messages: &[Message]) -> Result<TextRequest> {
-        let template = ChatTemplate::open(self.dir)?;
+        let template = ChatTemplate::open(self.words.text_only("a chat was asked for")?)?;
         let options = ChatOptions { add_generation_prompt: true, ..ChatOptions::default() };
         self.prompt(&template.render(messages, &options)?)
     }
@@ -109,6 +108,7 @@ impl Maker<'_> {
         };
         line.apply(&mut made.request);
         if let Some(stops) = &line.stop {
+            self.words.text_only("a stop text was given")?;
             made.stops.clone_from(stops);
         }
         Ok(made)

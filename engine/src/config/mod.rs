@@ -183,7 +183,7 @@ impl Config {
         parse::generation(self, Fields::root(text, path)?)
     }
 
-    /// The geometry of a published model by name, such as `qwen3.5-27b`: see [`PRESETS`].
+    /// The geometry of a published model by name, such as `qwen3.5-27b` or `27b`: see [`PRESETS`].
     pub fn preset(name: &str) -> Option<Self> {
         presets::preset(name)
     }

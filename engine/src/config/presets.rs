@@ -21,6 +21,9 @@ const fn moe(experts: usize, top_k: usize, intermediate: usize) -> FeedForward {
     FeedForward::Moe { experts, top_k, intermediate, shared_intermediate: intermediate }
 }
 
+/// What a name may leave out.
+const FAMILY: &str = "qwen3.5-";
+
 #[rustfmt::skip]
 const GEOMETRIES: [Geometry; 8] = [
     Geometry { name: "qwen3.5-0.8b", hidden: 1024, layers: 24, heads: 8, kv_heads: 2, v_heads: 16, ffn: dense(3584), tied: true },
@@ -45,7 +48,8 @@ pub const PRESETS: [&str; GEOMETRIES.len()] = {
 };
 
 pub(super) fn preset(name: &str) -> Option<Config> {
-    let g = GEOMETRIES.iter().find(|g| g.name.eq_ignore_ascii_case(name))?;
+    let short = |g: &Geometry| g.name.strip_prefix(FAMILY).is_some_and(|s| s.eq_ignore_ascii_case(name));
+    let g = GEOMETRIES.iter().find(|g| g.name.eq_ignore_ascii_case(name) || short(g))?;
     let moe = matches!(g.ffn, FeedForward::Moe { .. });
     Some(Config {
         model_type: if moe { "qwen3_5_moe_text" } else { "qwen3_5_text" }.into(),

@@ -174,7 +174,7 @@ impl<'m, B: EngineBackend, A: Activation> Head<'m, B, A> {
         // Row 0 has no hidden row before it: keys start at 1.
         model.attention(cx, &pass, weights, 1, &mut self.pool, &mut self.shared, scratch)?;
         model.norm(cx, rows, &scratch.residual, &layer.post_norm, &mut scratch.normed)?;
-        model.ffn(cx, rows, &layer.ffn, scratch)?;
+        model.ffn(cx, rows, None, &layer.ffn, scratch)?;
         model.norm(cx, rows, &scratch.residual, &mtp.norm, &mut scratch.drafted)
     }
 

@@ -15,7 +15,7 @@ pub use verdict::{Measures, Rate, Verdict, Wired};
 pub use wiring::Wiring;
 
 use crate::{
-    Engine, Error, Finish, Request, Result,
+    Engine, Error, Finish, Pace, Request, Result,
     cache::{Limits, MAX_DRAFTS},
     draft::DraftLength,
     model::{Context, EngineBackend, Model},
@@ -114,7 +114,7 @@ pub fn examine<B: EngineBackend, A: Activation>(
     limits.pages = 1 + limits.slots * limits.pages_for(limits.positions);
 
     let (recorder, proposals) = Recorder::<A>::new();
-    let setup = crate::Options { limits, drafts: DraftLength::Fixed(depth) };
+    let setup = crate::Options { limits, drafts: DraftLength::Fixed(depth), pace: Pace::Wait };
     let mut engine = Engine::new(context, model, setup, Box::new(recorder))?;
     let (plain, _) = generate(&mut engine, prompts, options.tokens, 0)?;
     let (streams, stats) = generate(&mut engine, prompts, options.tokens, depth)?;

@@ -4,10 +4,14 @@
 //! does can change the output.
 
 mod mtp;
+mod oracle;
 mod scripted;
+mod vocab;
 
 pub use mtp::Mtp;
+pub use oracle::{Oracle, OracleTable, Right};
 pub use scripted::{Script, Scripted};
+pub use vocab::DraftVocab;
 
 use crate::{
     Error, Result,
@@ -16,6 +20,7 @@ use crate::{
     round::{Core, DraftJob},
 };
 use kernels_core::Activation;
+use std::fmt;
 
 /// Proposes drafts after every target pass.
 pub trait Drafter<B: EngineBackend, A: Activation>: std::fmt::Debug {
@@ -25,6 +30,12 @@ pub trait Drafter<B: EngineBackend, A: Activation>: std::fmt::Debug {
     /// Whether it runs the checkpoint's draft head.
     fn needs_head(&self) -> bool {
         false
+    }
+
+    /// Whether it must know what a pass brought before it can propose: then jobs are exact, and the engine
+    /// waits for every pass. Otherwise their counts may be bounds, and nobody is said to have finished.
+    fn looks_back(&self) -> bool {
+        true
     }
 
     /// The target has just computed a pass over the jobs' sequences, in this order, and moved their
@@ -49,31 +60,61 @@ impl<B: EngineBackend, A: Activation> Drafter<B, A> for Plain {
     fn name(&self) -> &'static str {
         "none"
     }
+    fn looks_back(&self) -> bool {
+        false
+    }
     fn observe(&mut self, _: &mut Core<B, A>, jobs: &[DraftJob]) -> Result<Vec<Made>> {
         Ok(vec![Made::default(); jobs.len()])
     }
 }
 
+/// Drafts that [`DraftLength::Auto`] picks from where nothing says how many there is memory for: beyond them the
+/// published heads are seldom right.
+pub const AUTO_DRAFTS: usize = 4;
+
 /// How many drafts a round verifies, for requests that do not say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DraftLength {
+    /// What pays, from measured rounds and from what was accepted lately ([`policy`](crate::policy)).
+    Auto,
     /// The same in every round.
     Fixed(usize),
     /// One number after the other, over and over: for tests that nothing depends on it.
     Cycle(Vec<usize>),
 }
 
-impl DraftLength {
-    /// The number for a request's round.
-    pub fn of_round(&self, round: usize) -> usize {
+impl fmt::Display for DraftLength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            DraftLength::Auto => f.pad("auto"),
+            DraftLength::Fixed(k) => f.pad(&k.to_string()),
+            DraftLength::Cycle(list) => f.pad(&format!("{list:?}")),
+        }
+    }
+}
+
+impl DraftLength {
+    /// The number for a request's round; `None` where it is picked when the time has come.
+    pub fn of_round(&self, round: usize) -> Option<usize> {
+        match self {
+            DraftLength::Auto => None,
+            DraftLength::Fixed(k) => Some(*k),
+            DraftLength::Cycle(list) => Some(list[round % list.len()]),
+        }
+    }
+
+    /// The most of any round.
+    pub fn most(&self) -> usize {
+        match self {
+            DraftLength::Auto => AUTO_DRAFTS,
             DraftLength::Fixed(k) => *k,
-            DraftLength::Cycle(list) => list[round % list.len()],
+            DraftLength::Cycle(list) => list.iter().copied().max().unwrap_or(0),
         }
     }
 
     pub(crate) fn check(&self, max: usize) -> Result<()> {
         let list = match self {
+            DraftLength::Auto => return Ok(()),
             DraftLength::Fixed(k) => std::slice::from_ref(k),
             DraftLength::Cycle(list) => list,
         };

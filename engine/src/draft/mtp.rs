@@ -25,6 +25,10 @@ impl<B: EngineBackend, A: Activation> Drafter<B, A> for Mtp {
         true
     }
 
+    fn looks_back(&self) -> bool {
+        false
+    }
+
     fn observe(&mut self, core: &mut Core<B, A>, jobs: &[DraftJob]) -> Result<Vec<Made>> {
         // Plain rounds may skip the head: it catches up from the hidden ring before that would overflow.
         let due = |job: &DraftJob| !job.finished && !job.never && (job.drafts > 0 || core.catch_up_due(job));

@@ -1,11 +1,13 @@
-//! From a checkpoint's tensors to weights on a backend, projections that share an input fused.
+//! From tensors to weights on a backend, projections that share an input fused.
 
 use super::{Attention, EngineBackend, Ffn, Gdn, Layer, Mixer, Model, Mtp};
 use crate::{
     Result,
+    config::Config,
     weights::{self, Checkpoint, TensorRef},
 };
 use kernels_core::{Activation, Backend};
+use std::marker::PhantomData;
 
 /// Uploads a checkpoint. Ids at and beyond `valid_vocab` are padding rows and never chosen.
 ///
@@ -15,28 +17,59 @@ pub fn build<B: EngineBackend, A: Activation>(
     checkpoint: &Checkpoint,
     valid_vocab: usize,
 ) -> Result<Model<B, A>> {
-    let up = Upload { on };
-    let config = checkpoint.config().clone();
-    let layers = (0..config.layers.len()).map(|i| up.layer(&checkpoint.layer(i)));
+    from(
+        &Upload::<B> { on, files: PhantomData },
+        &checkpoint.model(),
+        checkpoint.config().clone(),
+        valid_vocab,
+    )
+}
+
+/// Where the values of weights come from.
+pub(super) trait Source {
+    /// Where they go.
+    type Backend: EngineBackend;
+    /// What stands for a tensor.
+    type Tensor;
+    /// The rows of several matrices below each other.
+    fn rows<A: Activation>(&self, parts: &[&Self::Tensor]) -> Result<Memory<Self, A>>;
+}
+
+type Memory<S, A> = <<S as Source>::Backend as Backend>::Memory<A>;
+
+/// A model of these tensors.
+pub(super) fn from<S: Source, A: Activation>(
+    source: &S,
+    tensors: &weights::Model<S::Tensor>,
+    config: Config,
+    valid_vocab: usize,
+) -> Result<Model<S::Backend, A>> {
+    let parts = Parts(source);
+    let layers = tensors.layers.iter().map(|l| parts.layer(l));
     Ok(Model {
-        embed: up.matrix(&[checkpoint.embed()])?,
+        embed: source.rows(&[&tensors.embed])?,
         layers: layers.collect::<Result<_>>()?,
-        norm: up.matrix(&[checkpoint.final_norm()])?,
-        head: checkpoint.lm_head().map(|head| up.matrix(&[head])).transpose()?,
-        mtp: checkpoint.mtp().map(|mtp| up.mtp(&mtp)).transpose()?,
+        norm: source.rows(&[&tensors.final_norm])?,
+        head: tensors.lm_head.as_ref().map(|head| source.rows(&[head])).transpose()?,
+        mtp: tensors.mtp.as_ref().map(|mtp| parts.mtp(mtp)).transpose()?,
+        draft_head: None,
         valid_vocab: valid_vocab.min(config.vocab),
         config,
     })
 }
 
-struct Upload<'q, B: Backend> {
+/// Tensors of mapped files.
+struct Upload<'q, 'c, B: Backend> {
     on: &'q B::Queue,
+    files: PhantomData<&'c Checkpoint>,
 }
 
-impl<B: EngineBackend> Upload<'_, B> {
-    /// The rows of several matrices below each other.
-    fn matrix<A: Activation>(&self, parts: &[TensorRef<'_>]) -> Result<B::Memory<A>> {
-        let mut all = vec![A::default(); parts.iter().map(TensorRef::elements).sum()];
+impl<'c, B: EngineBackend> Source for Upload<'_, 'c, B> {
+    type Backend = B;
+    type Tensor = TensorRef<'c>;
+
+    fn rows<A: Activation>(&self, parts: &[&TensorRef<'c>]) -> Result<B::Memory<A>> {
+        let mut all = vec![A::default(); parts.iter().map(|part| part.elements()).sum()];
         let mut rest = &mut all[..];
         for part in parts {
             let (here, after) = rest.split_at_mut(part.elements());
@@ -45,63 +78,79 @@ impl<B: EngineBackend> Upload<'_, B> {
         }
         Ok(B::upload(self.on, &all)?)
     }
+}
 
-    fn layer<A: Activation>(&self, l: &weights::Layer<TensorRef<'_>>) -> Result<Layer<B, A>> {
+struct Parts<'s, S>(&'s S);
+
+impl<S: Source> Parts<'_, S> {
+    fn layer<A: Activation>(&self, l: &weights::Layer<S::Tensor>) -> Result<Layer<S::Backend, A>> {
         Ok(Layer {
-            input_norm: self.matrix(&[l.input_norm])?,
+            input_norm: self.0.rows(&[&l.input_norm])?,
             mixer: match &l.mixer {
                 weights::Mixer::Full(a) => Mixer::Attention(self.attention(a)?),
                 weights::Mixer::Linear(g) => Mixer::Gdn(self.gdn(g)?),
             },
-            post_norm: self.matrix(&[l.post_attention_norm])?,
+            post_norm: self.0.rows(&[&l.post_attention_norm])?,
             ffn: self.ffn(&l.ffn)?,
         })
     }
 
-    fn attention<A: Activation>(&self, a: &weights::Attention<TensorRef<'_>>) -> Result<Attention<B, A>> {
+    fn attention<A: Activation>(
+        &self,
+        a: &weights::Attention<S::Tensor>,
+    ) -> Result<Attention<S::Backend, A>> {
         Ok(Attention {
-            qkv: self.matrix(&[a.q_proj, a.k_proj, a.v_proj])?,
-            out: self.matrix(&[a.o_proj])?,
-            q_norm: self.matrix(&[a.q_norm])?,
-            k_norm: self.matrix(&[a.k_norm])?,
+            qkv: self.0.rows(&[&a.q_proj, &a.k_proj, &a.v_proj])?,
+            out: self.0.rows(&[&a.o_proj])?,
+            q_norm: self.0.rows(&[&a.q_norm])?,
+            k_norm: self.0.rows(&[&a.k_norm])?,
         })
     }
 
-    fn gdn<A: Activation>(&self, g: &weights::LinearAttention<TensorRef<'_>>) -> Result<Gdn<B, A>> {
+    fn gdn<A: Activation>(&self, g: &weights::LinearAttention<S::Tensor>) -> Result<Gdn<S::Backend, A>> {
         Ok(Gdn {
-            input: self.matrix(&[g.in_proj_qkv, g.in_proj_z, g.in_proj_b, g.in_proj_a])?,
-            conv: self.matrix(&[g.conv1d])?,
-            a_log: self.matrix(&[g.a_log])?,
-            dt_bias: self.matrix(&[g.dt_bias])?,
-            norm: self.matrix(&[g.norm])?,
-            out: self.matrix(&[g.out_proj])?,
+            input: self.0.rows(&[&g.in_proj_qkv, &g.in_proj_z, &g.in_proj_b, &g.in_proj_a])?,
+            conv: self.0.rows(&[&g.conv1d])?,
+            a_log: self.0.rows(&[&g.a_log])?,
+            dt_bias: self.0.rows(&[&g.dt_bias])?,
+            norm: self.0.rows(&[&g.norm])?,
+            out: self.0.rows(&[&g.out_proj])?,
         })
     }
 
-    fn ffn<A: Activation>(&self, ffn: &weights::Ffn<TensorRef<'_>>) -> Result<Ffn<B, A>> {
+    fn ffn<A: Activation>(&self, ffn: &weights::Ffn<S::Tensor>) -> Result<Ffn<S::Backend, A>> {
         Ok(match ffn {
             weights::Ffn::Dense(mlp) => Ffn::Dense {
-                gate_up: self.matrix(&[mlp.gate_proj, mlp.up_proj])?,
-                down: self.matrix(&[mlp.down_proj])?,
+                gate_up: self.0.rows(&[&mlp.gate_proj, &mlp.up_proj])?,
+                down: self.0.rows(&[&mlp.down_proj])?,
             },
-            weights::Ffn::Moe(moe) => Ffn::Moe {
-                router: self.matrix(&[moe.router])?,
-                gate_up: B::upload(self.on, &moe.experts.gate_up::<A>(true)?)?,
-                down: B::upload(self.on, &moe.experts.down::<A>(true)?)?,
-                shared_gate_up: self.matrix(&[moe.shared.gate_proj, moe.shared.up_proj])?,
-                shared_down: self.matrix(&[moe.shared.down_proj])?,
-                shared_gate: self.matrix(&[moe.shared_gate])?,
-            },
+            weights::Ffn::Moe(moe) => {
+                let (gate_up, down): (Vec<_>, Vec<_>) = match &moe.experts {
+                    weights::Experts::Fused { gate_up, down } => (vec![gate_up], vec![down]),
+                    weights::Experts::Split(list) => (
+                        list.iter().flat_map(|e| [&e.gate_proj, &e.up_proj]).collect(),
+                        list.iter().map(|e| &e.down_proj).collect(),
+                    ),
+                };
+                Ffn::Moe {
+                    router: self.0.rows(&[&moe.router])?,
+                    gate_up: self.0.rows(&gate_up)?,
+                    down: self.0.rows(&down)?,
+                    shared_gate_up: self.0.rows(&[&moe.shared.gate_proj, &moe.shared.up_proj])?,
+                    shared_down: self.0.rows(&[&moe.shared.down_proj])?,
+                    shared_gate: self.0.rows(&[&moe.shared_gate])?,
+                }
+            }
         })
     }
 
-    fn mtp<A: Activation>(&self, mtp: &weights::Mtp<TensorRef<'_>>) -> Result<Mtp<B, A>> {
+    fn mtp<A: Activation>(&self, mtp: &weights::Mtp<S::Tensor>) -> Result<Mtp<S::Backend, A>> {
         Ok(Mtp {
-            fc: self.matrix(&[mtp.fc])?,
-            embedding_norm: self.matrix(&[mtp.norm_embedding])?,
-            hidden_norm: self.matrix(&[mtp.norm_hidden])?,
+            fc: self.0.rows(&[&mtp.fc])?,
+            embedding_norm: self.0.rows(&[&mtp.norm_embedding])?,
+            hidden_norm: self.0.rows(&[&mtp.norm_hidden])?,
             layer: self.layer(&mtp.layer)?,
-            norm: self.matrix(&[mtp.norm])?,
+            norm: self.0.rows(&[&mtp.norm])?,
         })
     }
 }

@@ -6,11 +6,12 @@ use kernels_core::{Activation, Tensor, TensorMut};
 use kernels_dense::{Epilogue, Moe, MoeArgs, MoeProblem};
 
 impl<B: EngineBackend, A: Activation> Model<B, A> {
-    /// `residual += ffn(normed)`.
+    /// `residual += ffn(normed)`. Which experts the target's layer number `layer` chooses is kept.
     pub(crate) fn ffn(
         &self,
         cx: &Context<B>,
         rows: usize,
+        layer: Option<usize>,
         ffn: &Ffn<B, A>,
         scratch: &mut Scratch<B, A>,
     ) -> Result<()> {
@@ -38,9 +39,11 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                     weights: A::DTYPE,
                 };
                 let op = Moe::plan(problem, &cx.device)?;
+                let routes = layer.and_then(|at| scratch.routes.get_mut(at));
+                let routes = routes.filter(|routes| B::len(routes) >= rows * top_k);
                 let args = MoeArgs {
                     out: residual,
-                    routes: None,
+                    routes: routes.map(|routes| TensorMut::of(routes, [rows, top_k])),
                     x,
                     router: Tensor::of(router, [experts, hidden]),
                     gate_up: Tensor::of(gate_up, [experts, 2 * intermediate, hidden]),

@@ -2,16 +2,20 @@
 
 mod attention;
 mod build;
+mod draft_head;
 mod ffn;
 mod gdn;
-mod scratch;
+mod random;
+pub(crate) mod scratch;
 mod workspace;
 
 pub use build::build;
+pub use draft_head::DraftHead;
+pub use random::{Scales, random};
 pub use scratch::Scratch;
 pub use workspace::{Workspace, Workspaces};
 
-use crate::{Result, cache::Caches, config::Config};
+use crate::{Result, cache::Caches, config::Config, machine::Machine};
 use kernels_attn::AttnBackend;
 use kernels_conv::ConvBackend;
 use kernels_core::{Activation, Backend, DeviceInfo, Rows, Tensor, TensorMut, fault};
@@ -23,8 +27,11 @@ use kernels_gdn::GdnBackend;
 use kernels_spec::SpecBackend;
 
 /// A backend with every kernel family: what the engine needs.
-pub trait EngineBackend: AttnBackend + ConvBackend + DenseBackend + GdnBackend + SpecBackend {}
-impl<B: AttnBackend + ConvBackend + DenseBackend + GdnBackend + SpecBackend> EngineBackend for B {}
+pub trait EngineBackend:
+    Machine + AttnBackend + ConvBackend + DenseBackend + GdnBackend + SpecBackend
+{
+}
+impl<B: Machine + AttnBackend + ConvBackend + DenseBackend + GdnBackend + SpecBackend> EngineBackend for B {}
 
 /// Where operations run.
 #[derive(Debug)]
@@ -162,6 +169,8 @@ pub struct Model<B: Backend, A: Activation> {
     /// `None` = tied to the embedding.
     head: Option<B::Memory<A>>,
     mtp: Option<Mtp<B, A>>,
+    /// `None` = drafts are chosen by the same head as tokens.
+    draft_head: Option<DraftHead<B, A>>,
 }
 
 impl<B: EngineBackend, A: Activation> Model<B, A> {
@@ -217,7 +226,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                 }
             }
             self.norm(cx, rows, &scratch.residual, &layer.post_norm, &mut scratch.normed)?;
-            self.ffn(cx, rows, &layer.ffn, scratch)?;
+            self.ffn(cx, rows, Some(i), &layer.ffn, scratch)?;
             if let Some(tap) = &mut tap {
                 tap(i + 1, Tensor::of(&scratch.residual, [rows, n]));
             }
@@ -265,7 +274,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         self.list_work(cx, pass, 1, pool, &mut caches.shared, scratch)?;
         self.attention(cx, pass, weights, 1, pool, &mut caches.shared, scratch)?;
         self.norm(cx, rows, &scratch.residual, &mtp.layer.post_norm, &mut scratch.normed)?;
-        self.ffn(cx, rows, &mtp.layer.ffn, scratch)?;
+        self.ffn(cx, rows, None, &mtp.layer.ffn, scratch)?;
         self.norm(cx, rows, &scratch.residual, &mtp.norm, &mut scratch.drafted)
     }
 

@@ -11,11 +11,13 @@ pub struct Workspace<B: Backend, T: Element = u8> {
     /// Nothing before the first plan that wants some: backends without workspaces never do.
     memory: Option<B::Memory<T>>,
     len: usize,
+    /// How often it has moved.
+    moves: u64,
 }
 
 impl<B: Backend, T: Element> Default for Workspace<B, T> {
     fn default() -> Self {
-        Workspace { memory: None, len: 0 }
+        Workspace { memory: None, len: 0, moves: 0 }
     }
 }
 
@@ -25,6 +27,7 @@ impl<B: Backend, T: Element> Workspace<B, T> {
         if len > self.len {
             self.memory = Some(B::zeros(on, len)?);
             self.len = len;
+            self.moves += 1;
         }
         let memory = self.memory.as_mut().filter(|_| len > 0);
         Ok(memory.map(|memory| TensorMut::of(memory, [len])))
@@ -46,6 +49,14 @@ pub struct Workspaces<B: Backend> {
     pub other: Workspace<B>,
     /// The list of what attention's thread blocks do, of a pass and all its layers.
     pub work: Workspace<B, i32>,
+}
+
+impl<B: Backend> Workspaces<B> {
+    /// Another number whenever any of them has moved: what was recorded before then writes to memory that is
+    /// gone.
+    pub fn moves(&self) -> u64 {
+        self.dense.moves + self.other.moves + self.work.moves
+    }
 }
 
 impl<B: Backend> Default for Workspaces<B> {

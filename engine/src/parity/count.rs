@@ -3,7 +3,7 @@
 use super::{
     drive::Brought,
     reference::Known,
-    row::{CHANCE, Proposer, Row},
+    row::{CHANCE, Drafts, Proposer, Row},
 };
 use crate::stats::Stats;
 use serde::Serialize;
@@ -44,7 +44,7 @@ impl Expected {
             let mut at = known.request.prompt.len();
             let room = at + known.request.max_tokens;
             for (round, tokens) in here.passes.iter().skip(1).enumerate() {
-                let drafts = length.of_round(round).min(room.saturating_sub(at + 2));
+                let drafts = length.of_round(round).unwrap_or(0).min(room.saturating_sub(at + 2));
                 expected.drafts += drafts;
                 if drafts > 0 {
                     expected.rounds += 1;
@@ -71,6 +71,9 @@ pub(super) fn count(row: &Row, known: &[Known], brought: &Brought) -> Counted {
     let (drafts, rounds) = (stats.drafted.iter().sum::<usize>(), at(&stats.drafted, 0));
     if drafts == 0 {
         return no("no draft was verified".into());
+    }
+    if row.drafts == Drafts::Auto {
+        return yes(format!("{drafts} drafts in {rounds} rounds, as the policy picked"));
     }
     if (drafts, rounds) != (expected.drafts, expected.rounds) {
         let (want, of) = (expected.drafts, expected.rounds);

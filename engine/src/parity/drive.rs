@@ -3,14 +3,14 @@
 
 use super::{
     lab::{Lab, limits},
-    reference::{Known, Streamed},
+    reference::{Known, States, Streamed},
     row::{CHANCE, Chunk, Drafts, Proposer, Row},
     watch::{TopTwo, Watch},
 };
 use crate::{
-    Engine, Finish, Result,
+    Engine, Finish, Pace, Result,
     cache::Limits,
-    draft::{Drafter, Mtp, Plain, Script, Scripted},
+    draft::{Drafter, Mtp, Oracle, Plain, Right, Script, Scripted},
     model::EngineBackend,
     request::RequestId,
     round::{self, Digest},
@@ -130,18 +130,32 @@ fn drafter<B: EngineBackend, A: Activation>(
     known: &[Known],
     vocab: usize,
 ) -> Box<dyn Drafter<B, A>> {
-    let script = match row.proposer {
-        Proposer::Nobody => return Box::new(Plain),
-        Proposer::Mtp => return Box::new(Mtp),
-        Proposer::AllRight => Script::AllRight,
-        Proposer::AllWrong => Script::AllWrong,
-        Proposer::Random => Script::Random { seed: 5, rate: CHANCE },
-        Proposer::Pattern => Script::Pattern(every_length(row.drafts.most())),
-    };
     // Ids ascend from 0 in order of submission.
     let streams = submissions(known.len()).into_iter().enumerate();
     let streams = streams.map(|(id, s)| (RequestId(id as u64), known[s.of].stream())).collect();
-    Box::new(Scripted::new(script, streams, vocab))
+    let lengths = || every_length(row.drafts.most());
+    const SEED: u64 = 5;
+    // A script on the host has to see every pass; where the host runs ahead, the same is made on the device.
+    if row.pace == Pace::Wait {
+        let script = match row.proposer {
+            Proposer::Nobody => return Box::new(Plain),
+            Proposer::Mtp => return Box::new(Mtp),
+            Proposer::AllRight => Script::AllRight,
+            Proposer::AllWrong => Script::AllWrong,
+            Proposer::Random => Script::Random { seed: SEED, rate: CHANCE },
+            Proposer::Pattern => Script::Pattern(lengths()),
+        };
+        return Box::new(Scripted::new(script, streams, vocab));
+    }
+    let right = match row.proposer {
+        Proposer::Nobody => return Box::new(Plain),
+        Proposer::Mtp => return Box::new(Mtp),
+        Proposer::AllRight => Right::Rate(1.0),
+        Proposer::AllWrong => Right::Rate(0.0),
+        Proposer::Random => Right::Rate(CHANCE),
+        Proposer::Pattern => Right::Pattern(lengths()),
+    };
+    Box::new(Oracle::new(right, SEED, streams))
 }
 
 /// All accept lengths in turn, none next to its neighbour: none, all, one, all but one, ...
@@ -155,11 +169,12 @@ pub(super) fn run<B: EngineBackend, A: Activation>(
     row: &Row,
     known: &[Known],
     vocab: usize,
+    states: States,
 ) -> Result<Brought> {
     let limits = limits_of(row, known);
     let mut brought =
-        lab.engine(limits.clone(), row.drafts.length(), drafter(row, known, vocab), |engine| {
-            serve(engine, row, known)
+        lab.engine(limits.clone(), row.drafts.length(), row.pace, drafter(row, known, vocab), |engine| {
+            serve(engine, row, known, states)
         })?;
     let Some(Differs { request, what: What::Token { position, plain_top, here_top, .. } }) =
         &mut brought.differs
@@ -179,7 +194,9 @@ pub(super) fn run<B: EngineBackend, A: Activation>(
     };
     let here = watch(drafter(row, known, vocab), id, *request);
     let seen = here.seen.clone();
-    lab.engine(limits, row.drafts.length(), Box::new(here), |engine| serve(engine, row, known))?;
+    lab.engine(limits, row.drafts.length(), row.pace, Box::new(here), |engine| {
+        serve(engine, row, known, States::Last)
+    })?;
     *here_top = seen.take();
 
     let alone = std::slice::from_ref(&known[*request]);
@@ -189,11 +206,12 @@ pub(super) fn run<B: EngineBackend, A: Activation>(
         batch: 1,
         chunk: Chunk::Whole,
         padded: false,
+        pace: Pace::Wait,
         ..*row
     };
     let looker = watch(Box::new(Plain), 0, *request);
     let seen = looker.seen.clone();
-    lab.engine(limits_of(&plain, alone), plain.drafts.length(), Box::new(looker), |engine| {
+    lab.engine(limits_of(&plain, alone), plain.drafts.length(), plain.pace, Box::new(looker), |engine| {
         engine.submit(alone[0].request.clone())?;
         engine.run().map(|_| ())
     })?;
@@ -206,6 +224,7 @@ fn serve<B: EngineBackend, A: Activation>(
     engine: &mut Engine<B, A>,
     row: &Row,
     known: &[Known],
+    states: States,
 ) -> Result<Brought> {
     engine.keep_digests(true);
     engine.pad_rounds(usize::from(row.padded));
@@ -215,7 +234,7 @@ fn serve<B: EngineBackend, A: Activation>(
     let work: usize = known.iter().map(|k| k.request.prompt.len() + k.request.max_tokens + STAY).sum();
     let mut streamed: BTreeMap<RequestId, Streamed> = BTreeMap::new();
     let mut leaving: Vec<(usize, RequestId)> = Vec::new();
-    let (mut ended, mut step, mut states) = (0, 0, 0);
+    let (mut ended, mut step, mut compared) = (0, 0, 0);
     let mut differs = None;
     while ended < all.len() {
         if step > 2 * work + 16 {
@@ -239,7 +258,8 @@ fn serve<B: EngineBackend, A: Activation>(
             streamed.get_mut(&event.request).expect("it was submitted").event(event);
         }
         for (&id, streamed) in &mut streamed {
-            if (step + id.0 as usize).is_multiple_of(STATE_EVERY)
+            if states == States::All
+                && (step + id.0 as usize).is_multiple_of(STATE_EVERY)
                 && let Some(digest) = engine.digest(id)?
             {
                 streamed.digests.insert(digest.committed, digest);
@@ -253,13 +273,13 @@ fn serve<B: EngineBackend, A: Activation>(
         if submission.leaves {
             continue;
         }
-        let (compared, first) = compare(submission.of, &streamed, &known[submission.of]);
-        states += compared;
+        let (states, first) = compare(submission.of, &streamed, &known[submission.of]);
+        compared += states;
         differs = differs.or(first);
         stats.add(&streamed.stats);
         kept.push(streamed);
     }
-    Ok(Brought { differs, stats, states, aborted: leaving.len(), streamed: kept })
+    Ok(Brought { differs, stats, states: compared, aborted: leaving.len(), streamed: kept })
 }
 
 /// The states that could be compared, and the first difference.

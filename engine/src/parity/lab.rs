@@ -1,7 +1,7 @@
 //! One model, and engine after engine around it.
 
 use crate::{
-    Engine, Options, Result,
+    Engine, Options, Pace, Result,
     cache::Limits,
     draft::{DraftLength, Drafter},
     model::{Context, EngineBackend, Model},
@@ -20,16 +20,22 @@ impl<B: EngineBackend, A: Activation> Lab<B, A> {
         Lab { idle: Some((context, model)) }
     }
 
+    /// What was held.
+    pub(super) fn into_parts(self) -> (Context<B>, Model<B, A>) {
+        self.idle.expect("an engine that failed ends the whole run")
+    }
+
     /// Runs something on a fresh engine.
     pub(super) fn engine<T>(
         &mut self,
         limits: Limits,
         drafts: DraftLength,
+        pace: Pace,
         drafter: Box<dyn Drafter<B, A>>,
         run: impl FnOnce(&mut Engine<B, A>) -> Result<T>,
     ) -> Result<T> {
         let (context, model) = self.idle.take().expect("an engine that failed ends the whole run");
-        let mut engine = Engine::new(context, model, Options { limits, drafts }, drafter)?;
+        let mut engine = Engine::new(context, model, Options { limits, drafts, pace }, drafter)?;
         let result = run(&mut engine);
         self.idle = Some(engine.into_core().into_model());
         result

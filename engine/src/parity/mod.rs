@@ -5,6 +5,7 @@
 //! [digests](crate::round::Digest) of the committed state, on the way and at the end, byte for byte. A row
 //! that is identical counts only if it verified what it was to verify.
 
+mod across;
 mod count;
 mod cover;
 mod drive;
@@ -15,14 +16,17 @@ mod row;
 mod watch;
 mod words;
 
+pub use across::{Across, Divergence, across};
 pub use count::Counted;
 pub use drive::{Differs, What};
+pub use reference::States;
 pub use report::{Report, RowReport};
 pub use row::{Choice, Chunk, Drafts, Proposer, Row};
 pub use watch::TopTwo;
 
 use crate::{
-    Error, Request, Result,
+    Error, Pace, Request, Result,
+    cache::Limits,
     config::Config,
     model::{Context, EngineBackend, Model},
     text::Tokenizer,
@@ -49,13 +53,17 @@ pub struct Plan {
     pub tokens: usize,
     /// Word problems, at most 200; plain, with 3 and with 8 drafts, in batches of 8.
     pub words: usize,
+    /// Sequences at once in the reference.
+    pub reference_batch: usize,
+    /// Which states are compared.
+    pub states: States,
 }
 
 impl Plan {
     /// A covering array: every pair of values of two columns.
     pub fn pairs() -> Self {
         let rows = plain_rows().chain(row::pairs()).collect();
-        Plan { rows, prompts: 16, tokens: 48, words: 200 }
+        Plan { rows, prompts: 16, tokens: 48, words: 200, reference_batch: 1, states: States::All }
     }
 
     /// Every combination.
@@ -66,15 +74,29 @@ impl Plan {
     /// Every value of every column, few prompts and short answers.
     pub fn quick() -> Self {
         let rows = plain_rows().take(1).chain(row::each()).collect();
-        Plan { rows, prompts: 6, tokens: 24, words: 16 }
+        Plan { rows, prompts: 6, tokens: 24, words: 16, ..Plan::pairs() }
+    }
+
+    /// A few rows with many tokens, for a model of a real size: plain decoding of one sequence at a time, every
+    /// k up to 4 with the head, and scripts of every accept length.
+    pub fn geometry() -> Self {
+        Plan {
+            rows: row::geometry(),
+            prompts: 8,
+            tokens: 512,
+            words: 0,
+            reference_batch: 8,
+            states: States::Last,
+        }
     }
 }
 
 /// Plain decoding against itself: prompts cut in every way, among others and with padding.
 fn plain_rows() -> impl Iterator<Item = Row> {
     let chunks = [Chunk::Rows(7), Chunk::Rows(1), Chunk::Rows(64), Chunk::Whole];
-    let rows = chunks.into_iter().zip([(3, 2), (8, 0), (8, 6), (3, 0)]);
-    rows.map(|(chunk, (batch, flush_after))| Row {
+    use Pace::{Ahead, Recorded, Wait};
+    let rows = chunks.into_iter().zip([(3, 2, Recorded), (8, 0, Ahead), (8, 6, Recorded), (3, 0, Wait)]);
+    rows.map(|(chunk, (batch, flush_after, pace))| Row {
         drafts: Drafts::Fixed(0),
         proposer: Proposer::Nobody,
         batch,
@@ -82,6 +104,7 @@ fn plain_rows() -> impl Iterator<Item = Row> {
         flush_after,
         chunk,
         padded: chunk != Chunk::Whole,
+        pace,
     })
 }
 
@@ -122,11 +145,16 @@ pub fn run<B: EngineBackend, A: Activation>(
                 progress(&format!("plain decoding, {}", row.choice), done, all);
                 let drafts = |r: &Row| r.proposer == Proposer::Mtp && r.choice == row.choice;
                 let listen = plan.rows.iter().any(drafts);
-                place.insert(reference(&mut lab, &prompts, plan.tokens, row.choice, listen)?)
+                place.insert(reference(&mut lab, &prompts, plan, row.choice, listen)?)
             }
         };
         progress(&row.to_string(), done, all);
-        rows.push(RowReport::of(row, known, drive::run(&mut lab, row, known, vocab)?, tokenizer));
+        rows.push(RowReport::of(
+            row,
+            known,
+            drive::run(&mut lab, row, known, vocab, plan.states)?,
+            tokenizer,
+        ));
         done += 1;
     }
     if plan.words > 0 {
@@ -134,14 +162,14 @@ pub fn run<B: EngineBackend, A: Activation>(
         let problems = words::problems(plan.words);
         let requests = words::requests(tokenizer, &problems)?;
         let known =
-            reference::decode(&mut lab, requests, How { batch: 8, every_state: false, listen: true })?;
+            reference::decode(&mut lab, requests, How { batch: 8, states: States::Last, listen: true })?;
         let required = words::required(problems.len());
         let score = |answers: &mut dyn Iterator<Item = &[u32]>| words::right(tokenizer, &problems, answers);
         rows.push(RowReport::words(score(&mut words::plain_answers(&known)), problems.len(), required));
         done += 1;
         for row in word_rows() {
             progress(&format!("word problems, {row}"), done, all);
-            let brought = drive::run(&mut lab, &row, &known, vocab)?;
+            let brought = drive::run(&mut lab, &row, &known, vocab, States::All)?;
             let right = score(&mut brought.streamed.iter().map(|s| &s.tokens[..]));
             let report = RowReport::of(&row, &known, brought, tokenizer);
             rows.push(report.scored(right, problems.len(), required));
@@ -149,6 +177,27 @@ pub fn run<B: EngineBackend, A: Activation>(
         }
     }
     Ok(Report { rows, prompts: prompts.len(), tokens: plan.tokens, seconds: started.elapsed().as_secs_f64() })
+}
+
+/// What the engines of a plan hold at most, one after the other.
+pub fn limits(plan: &Plan, tokenizer: &Tokenizer) -> Result<Limits> {
+    let mut requests = Vec::new();
+    for text in prompts().iter().take(plan.prompts) {
+        requests.push(Request::greedy(tokenizer.encode(text)?, plan.tokens));
+    }
+    let mut rows = plan.rows.clone();
+    if plan.words > 0 {
+        requests.extend(words::requests(tokenizer, &words::problems(plan.words))?);
+        rows.extend(word_rows());
+    }
+    let most = |of: fn(&Row) -> usize| rows.iter().map(of).max().unwrap_or(0);
+    let slots = most(|row| row.batch + usize::from(row.padded)).max(1);
+    Ok(Limits {
+        max_drafts: most(|row| row.drafts.most()),
+        flush_after: most(|row| row.flush_after),
+        draft_head: rows.iter().any(|row| row.proposer == Proposer::Mtp),
+        ..lab::limits(requests.iter(), slots)
+    })
 }
 
 /// How the word problems are decoded, beside plainly.
@@ -161,6 +210,7 @@ fn word_rows() -> Vec<Row> {
         flush_after: 2,
         chunk: Chunk::Whole,
         padded: false,
+        pace: Pace::Recorded,
     };
     vec![row(3), row(8)]
 }
@@ -190,24 +240,25 @@ fn check(plan: &Plan, config: &Config, has_mtp: bool) -> Result<()> {
     Ok(())
 }
 
-/// Plain decoding of the prompts, one at a time. Every fourth request ends at a stop sequence.
+/// Plain decoding of the prompts. Every fourth request ends at a stop sequence.
 fn reference<B: EngineBackend, A: Activation>(
     lab: &mut Lab<B, A>,
     prompts: &[Vec<u32>],
-    tokens: usize,
+    plan: &Plan,
     choice: Choice,
     listen: bool,
 ) -> Result<Vec<Known>> {
     let request = |(i, prompt): (usize, &Vec<u32>)| Request {
         sampling: choice.sampling(i),
-        ..Request::greedy(prompt.clone(), tokens)
+        ..Request::greedy(prompt.clone(), plan.tokens)
     };
     let mut requests: Vec<Request> = prompts.iter().enumerate().map(request).collect();
     // A stop has to be something that will come: two tokens from the middle of what comes without it.
     let stopping: Vec<usize> = (0..requests.len()).filter(|i| i % 4 == 3).collect();
     if !stopping.is_empty() {
         let free = stopping.iter().map(|&i| requests[i].clone()).collect();
-        let free = reference::decode(lab, free, How { batch: 1, every_state: false, listen: false })?;
+        let how = How { batch: plan.reference_batch, states: States::Last, listen: false };
+        let free = reference::decode(lab, free, how)?;
         for (&i, free) in stopping.iter().zip(&free) {
             let middle = free.tokens.len() / 2;
             if middle >= 2 {
@@ -215,5 +266,6 @@ fn reference<B: EngineBackend, A: Activation>(
             }
         }
     }
-    reference::decode(lab, requests, How { batch: 1, every_state: true, listen })
+    let how = How { batch: plan.reference_batch, states: plan.states, listen };
+    reference::decode(lab, requests, how)
 }

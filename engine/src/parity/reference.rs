@@ -5,7 +5,7 @@ use super::{
     watch::Listen,
 };
 use crate::{
-    Error, Finish, Request, Result,
+    Error, Finish, Pace, Request, Result,
     cache::Limits,
     draft::{DraftLength, Plain},
     model::EngineBackend,
@@ -36,13 +36,21 @@ impl Known {
     }
 }
 
+/// Which committed states are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum States {
+    /// The reference's after every token, and a part of those of a row.
+    All,
+    /// Those at the ends of requests: a large model's states are too much to be read all the time.
+    Last,
+}
+
 /// How a reference is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct How {
     /// Sequences at once.
     pub(super) batch: usize,
-    /// States after every token, not only the last.
-    pub(super) every_state: bool,
+    pub(super) states: States,
     /// What the head would draft, too.
     pub(super) listen: bool,
 }
@@ -92,7 +100,7 @@ pub(super) fn decode<B: EngineBackend, A: Activation>(
     how: How,
 ) -> Result<Vec<Known>> {
     let limits = limits(requests.iter(), how.batch);
-    let plain = lab.engine(limits.clone(), DraftLength::Fixed(0), Box::new(Plain), |engine| {
+    let plain = lab.engine(limits.clone(), DraftLength::Fixed(0), Pace::Wait, Box::new(Plain), |engine| {
         engine.keep_digests(true);
         let mut all: BTreeMap<RequestId, Streamed> = BTreeMap::new();
         for request in &requests {
@@ -102,7 +110,7 @@ pub(super) fn decode<B: EngineBackend, A: Activation>(
             for event in engine.step()? {
                 all.get_mut(&event.request).expect("it was submitted").event(event);
             }
-            for (&id, streamed) in all.iter_mut().filter(|_| how.every_state) {
+            for (&id, streamed) in all.iter_mut().filter(|_| how.states == States::All) {
                 let digest = engine.digest(id)?;
                 streamed.digests.extend(digest.map(|digest| (digest.committed, digest)));
             }
@@ -140,7 +148,7 @@ fn listen<B: EngineBackend, A: Activation>(
 ) -> Result<()> {
     let listener = Listen::default();
     let heard = listener.heard.clone();
-    let streams = lab.engine(limits, DraftLength::Fixed(1), Box::new(listener), |engine| {
+    let streams = lab.engine(limits, DraftLength::Fixed(1), Pace::Wait, Box::new(listener), |engine| {
         known.iter().try_for_each(|known| engine.submit(known.request.clone()).map(|_| ()))?;
         engine.run()
     })?;

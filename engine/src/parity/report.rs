@@ -119,12 +119,12 @@ fn in_words(differs: &Differs, tokenizer: &Tokenizer) -> String {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { drafts, proposer, batch, choice, flush_after, chunk, padded } = self;
+        let Row { drafts, proposer, batch, choice, flush_after, chunk, padded, pace } = self;
         let padding = if *padded { "padded" } else { "" };
         // Columns of the table; as a sentence in messages the spaces do not matter.
         write!(
             f,
-            "{drafts:>8}  {proposer:<9}  {batch:>5}  {choice:<9}  {flush_after:>5}  {chunk:>6}  {padding:<7}"
+            "{drafts:>8}  {proposer:<9}  {batch:>5}  {choice:<9}  {flush_after:>5}  {chunk:>6}  {padding:<7}  {pace:<8}"
         )
     }
 }
@@ -136,7 +136,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:>8}  {:<9}  {:>5}  {:<9}  {:>5}  {:>6}  {:<7}  {:<9}  {:>6}  {:>6}  {:>6}  {:<19}  counted",
+            "{:>8}  {:<9}  {:>5}  {:<9}  {:>5}  {:>6}  {:<7}  {:<8}  {:<9}  {:>6}  {:>6}  {:>6}  {:<19}  counted",
             "drafts",
             "drafter",
             "batch",
@@ -144,6 +144,7 @@ impl fmt::Display for Report {
             "flush",
             "chunk",
             "padding",
+            "pace",
             "result",
             "states",
             "rounds",
@@ -153,7 +154,7 @@ impl fmt::Display for Report {
         for report in &self.rows {
             match &report.row {
                 Some(row) => write!(f, "{row}")?,
-                None => write!(f, "{:>8}  {:<9}  {:>5}  {:<42}", 0, "none", 8, "greedy")?,
+                None => write!(f, "{:>8}  {:<9}  {:>5}  {:<52}", 0, "none", 8, "greedy")?,
             }
             let stats = &report.stats;
             let acceptance = stats.acceptance();

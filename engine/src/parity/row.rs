@@ -1,7 +1,7 @@
 //! What can vary between two runs that must not differ: one configuration, and sets of them.
 
 use super::cover;
-use crate::{Sampling, draft::DraftLength};
+use crate::{Pace, Sampling, draft::DraftLength};
 use serde::{Serialize, Serializer};
 use std::fmt;
 
@@ -12,6 +12,8 @@ pub enum Drafts {
     Fixed(usize),
     /// Another number in every round, sometimes none.
     Changing,
+    /// What the engine's policy picks, from times that are never the same.
+    Auto,
 }
 
 /// The numbers of [`Drafts::Changing`]: none, one after the other and after many, and all of a block.
@@ -23,15 +25,13 @@ impl Drafts {
         match self {
             Drafts::Fixed(k) => DraftLength::Fixed(k),
             Drafts::Changing => DraftLength::Cycle(CHANGING.to_vec()),
+            Drafts::Auto => DraftLength::Auto,
         }
     }
 
     /// The most of any round.
     pub fn most(self) -> usize {
-        match self {
-            Drafts::Fixed(k) => k,
-            Drafts::Changing => CHANGING.into_iter().max().unwrap_or(0),
-        }
+        self.length().most()
     }
 }
 
@@ -40,6 +40,7 @@ impl fmt::Display for Drafts {
         match self {
             Drafts::Fixed(k) => f.pad(&k.to_string()),
             Drafts::Changing => f.pad("changing"),
+            Drafts::Auto => f.pad("auto"),
         }
     }
 }
@@ -141,6 +142,16 @@ impl fmt::Display for Chunk {
     }
 }
 
+impl fmt::Display for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Pace::Wait => "wait",
+            Pace::Ahead => "ahead",
+            Pace::Recorded => "recorded",
+        })
+    }
+}
+
 macro_rules! as_text {
     ($($name:ident),*) => { $(
         impl Serialize for $name {
@@ -150,7 +161,7 @@ macro_rules! as_text {
         }
     )* };
 }
-as_text!(Drafts, Proposer, Choice, Chunk);
+as_text!(Drafts, Proposer, Choice, Chunk, Pace);
 
 /// One configuration: a row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -169,11 +180,25 @@ pub struct Row {
     pub chunk: Chunk,
     /// Whether rounds carry a sequence and a row that are nobody's.
     pub padded: bool,
+    /// How the host keeps up with the device.
+    pub pace: Pace,
 }
 
-const DRAFTS: [Drafts; 10] = {
-    use Drafts::{Changing, Fixed};
-    [Fixed(1), Fixed(2), Fixed(3), Fixed(4), Fixed(5), Fixed(6), Fixed(7), Fixed(8), Fixed(15), Changing]
+const DRAFTS: [Drafts; 11] = {
+    use Drafts::{Auto, Changing, Fixed};
+    [
+        Fixed(1),
+        Fixed(2),
+        Fixed(3),
+        Fixed(4),
+        Fixed(5),
+        Fixed(6),
+        Fixed(7),
+        Fixed(8),
+        Fixed(15),
+        Changing,
+        Auto,
+    ]
 };
 const PROPOSERS: [Proposer; 5] =
     [Proposer::Mtp, Proposer::AllRight, Proposer::AllWrong, Proposer::Random, Proposer::Pattern];
@@ -182,8 +207,18 @@ const CHOICES: [Choice; 4] = [Choice::Greedy, Choice::Sampled, Choice::Filtered,
 const FLUSHES: [usize; 3] = [0, 2, 6];
 const CHUNKS: [Chunk; 4] = [Chunk::Rows(1), Chunk::Rows(7), Chunk::Rows(64), Chunk::Whole];
 
-const SIZES: [usize; 7] =
-    [DRAFTS.len(), PROPOSERS.len(), BATCHES.len(), CHOICES.len(), FLUSHES.len(), CHUNKS.len(), 2];
+const PACES: [Pace; 3] = [Pace::Wait, Pace::Ahead, Pace::Recorded];
+
+const SIZES: [usize; 8] = [
+    DRAFTS.len(),
+    PROPOSERS.len(),
+    BATCHES.len(),
+    CHOICES.len(),
+    FLUSHES.len(),
+    CHUNKS.len(),
+    2,
+    PACES.len(),
+];
 
 impl Row {
     fn of(at: &[usize]) -> Self {
@@ -195,6 +230,7 @@ impl Row {
             flush_after: FLUSHES[at[4]],
             chunk: CHUNKS[at[5]],
             padded: at[6] == 1,
+            pace: PACES[at[7]],
         }
     }
 }
@@ -227,9 +263,10 @@ pub(super) fn product() -> Vec<Row> {
 pub(super) fn each() -> Vec<Row> {
     use Choice::{Filtered, Greedy, Penalised, Sampled};
     use Chunk::{Rows, Whole};
-    use Drafts::{Changing, Fixed};
+    use Drafts::{Auto, Changing, Fixed};
+    use Pace::{Ahead, Recorded, Wait};
     use Proposer::{AllRight, AllWrong, Mtp, Pattern, Random};
-    let row = |drafts, proposer, batch, choice, flush_after, chunk, padded| Row {
+    let row = |drafts, proposer, batch, choice, flush_after, chunk, padded, pace| Row {
         drafts,
         proposer,
         batch,
@@ -237,18 +274,51 @@ pub(super) fn each() -> Vec<Row> {
         flush_after,
         chunk,
         padded,
+        pace,
     };
     vec![
-        row(Fixed(1), Mtp, 1, Penalised, 2, Rows(64), true),
-        row(Fixed(2), Pattern, 3, Sampled, 2, Whole, false),
-        row(Fixed(3), AllRight, 3, Greedy, 0, Rows(7), true),
-        row(Fixed(4), Mtp, 8, Greedy, 6, Rows(7), false),
-        row(Fixed(5), AllWrong, 8, Penalised, 0, Rows(64), false),
-        row(Fixed(6), Mtp, 3, Sampled, 0, Rows(1), false),
-        row(Fixed(7), Random, 8, Filtered, 6, Whole, true),
-        row(Fixed(8), AllRight, 1, Filtered, 2, Rows(1), false),
-        row(Fixed(15), AllRight, 8, Sampled, 6, Rows(7), false),
-        row(Changing, Mtp, 3, Filtered, 2, Whole, true),
+        row(Fixed(1), Mtp, 1, Penalised, 2, Rows(64), true, Recorded),
+        row(Fixed(2), Pattern, 3, Sampled, 2, Whole, false, Wait),
+        row(Fixed(3), AllRight, 3, Greedy, 0, Rows(7), true, Ahead),
+        row(Fixed(4), Mtp, 8, Greedy, 6, Rows(7), false, Recorded),
+        row(Fixed(5), AllWrong, 8, Penalised, 0, Rows(64), false, Wait),
+        row(Fixed(6), Mtp, 3, Sampled, 0, Rows(1), false, Ahead),
+        row(Fixed(7), Random, 8, Filtered, 6, Whole, true, Wait),
+        row(Fixed(8), AllRight, 1, Filtered, 2, Rows(1), false, Recorded),
+        row(Fixed(15), AllRight, 8, Sampled, 6, Rows(7), false, Ahead),
+        row(Changing, Mtp, 3, Filtered, 2, Whole, true, Recorded),
+        row(Auto, Mtp, 3, Greedy, 6, Rows(64), false, Recorded),
+    ]
+}
+
+/// For models of a real size, where a row takes seconds: the pairs that matter most.
+pub(super) fn geometry() -> Vec<Row> {
+    use Choice::{Filtered, Greedy};
+    use Drafts::{Auto, Fixed};
+    use Pace::{Ahead, Recorded, Wait};
+    use Proposer::{Mtp, Nobody, Pattern, Random};
+    let row = |drafts, proposer, batch, choice, flush_after, pace| Row {
+        drafts,
+        proposer,
+        batch,
+        choice,
+        flush_after,
+        chunk: Chunk::Rows(96),
+        padded: false,
+        pace,
+    };
+    vec![
+        row(Fixed(0), Nobody, 1, Greedy, 2, Recorded),
+        row(Fixed(0), Nobody, 8, Filtered, 0, Ahead),
+        row(Fixed(1), Mtp, 8, Greedy, 2, Recorded),
+        row(Fixed(2), Mtp, 3, Greedy, 3, Recorded),
+        row(Fixed(3), Mtp, 8, Filtered, 2, Ahead),
+        row(Fixed(4), Mtp, 8, Greedy, 6, Recorded),
+        row(Fixed(1), Pattern, 8, Greedy, 0, Recorded),
+        row(Fixed(2), Pattern, 8, Filtered, 2, Recorded),
+        row(Fixed(3), Random, 3, Greedy, 3, Wait),
+        row(Fixed(4), Pattern, 8, Greedy, 2, Recorded),
+        row(Auto, Mtp, 8, Greedy, 2, Recorded),
     ]
 }
 
@@ -257,7 +327,7 @@ mod tests {
     use super::*;
 
     /// The columns of a row as text.
-    fn columns(row: &Row) -> [String; 7] {
+    fn columns(row: &Row) -> [String; 8] {
         [
             row.drafts.to_string(),
             row.proposer.to_string(),
@@ -266,6 +336,7 @@ mod tests {
             row.flush_after.to_string(),
             row.chunk.to_string(),
             row.padded.to_string(),
+            row.pace.to_string(),
         ]
     }
 
@@ -277,9 +348,9 @@ mod tests {
     fn every_pair_of_values_stands_in_a_row() {
         let (rows, all) = (pairs(), product());
         assert_eq!(rows, pairs(), "always the same rows");
-        assert_eq!(all.len(), 14_400);
-        for a in 0..7 {
-            for b in a + 1..7 {
+        assert_eq!(all.len(), 47_520);
+        for a in 0..8 {
+            for b in a + 1..8 {
                 for x in values(&all, a) {
                     for y in values(&all, b) {
                         let has = |row: &Row| columns(row)[a] == x && columns(row)[b] == y;
@@ -288,14 +359,14 @@ mod tests {
                 }
             }
         }
-        // Ten numbers of drafts with five proposers are the most pairs of two columns.
-        assert!((50..=60).contains(&rows.len()), "{} rows", rows.len());
+        // Eleven numbers of drafts with five proposers are the most pairs of two columns.
+        assert!((55..=66).contains(&rows.len()), "{} rows", rows.len());
     }
 
     #[test]
     fn the_quick_rows_have_every_value() {
         let (rows, all) = (each(), product());
-        for column in 0..7 {
+        for column in 0..8 {
             assert_eq!(values(&rows, column), values(&all, column));
         }
     }

@@ -91,7 +91,7 @@ pub struct TopTwo {
 }
 
 impl TopTwo {
-    fn of(logits: &[f32]) -> Self {
+    pub(super) fn of(logits: &[f32]) -> Self {
         let mut top = TopTwo { ids: [0; 2], logits: [f32::NEG_INFINITY; 2] };
         for (id, &logit) in logits.iter().enumerate() {
             if logit > top.logits[0] {

@@ -5,21 +5,61 @@
 
 mod digest;
 mod draft;
+mod recorded;
 mod slot;
 mod target;
+mod ticket;
+mod vocab;
 
 pub use digest::{Difference, Digest, Hash, LayerDigest};
-pub use target::Outcome;
+pub use ticket::{Outcome, Passed, Ticket};
 
 use crate::{
     Result,
     cache::{Caches, Limits},
+    machine::Machine,
     model::{Context, EngineBackend, Kind, Model, Pass, Scratch},
     request::RequestId,
 };
 use kernels_core::{Activation, Backend, Tensor};
 use kernels_spec::{Problem, RowTable};
+use recorded::Recordings;
+pub(crate) use recorded::launch_sequences;
 use slot::Choices;
+use ticket::Mail;
+
+/// How the host keeps up with the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pace {
+    /// It reads what every pass brought before it enqueues the next, and launches have just the rows there are.
+    Wait,
+    /// It enqueues a pass before it has read the one before, and launches go by bounds that it knows.
+    Ahead,
+    /// Like [`Ahead`](Pace::Ahead); and a part of a round that was enqueued before is recorded, and from then
+    /// on enqueued as one (a CUDA graph), on backends that can.
+    Recorded,
+}
+
+impl Pace {
+    /// The fastest for a backend.
+    pub fn of<B: Machine>() -> Pace {
+        if B::DEFERRED { Pace::Recorded } else { Pace::Wait }
+    }
+
+    /// Passes that may be enqueued and unread.
+    pub fn passes(self) -> usize {
+        if self == Pace::Wait { 1 } else { 2 }
+    }
+
+    /// Whether launches are sized by bounds, and not by what the device counted.
+    pub(crate) fn by_bounds(self) -> bool {
+        self != Pace::Wait
+    }
+
+    pub(crate) fn records(self) -> bool {
+        self == Pace::Recorded
+    }
+}
 
 /// A model with everything its sequences remember.
 #[derive(Debug)]
@@ -29,6 +69,8 @@ pub struct Core<B: EngineBackend, A: Activation> {
     limits: Limits,
     caches: Caches<B, A>,
     scratch: Scratch<B, A>,
+    /// `[slots, vocab]`: logits of drafts that are chosen from a part of the ids; -inf in the others' columns.
+    draft_logits: Option<B::Memory<f32>>,
     /// How each slot chooses tokens and what ends it.
     choices: Choices<B>,
     /// The rows of the target's latest pass.
@@ -37,16 +79,51 @@ pub struct Core<B: EngineBackend, A: Activation> {
     draft: Launch<B>,
     /// The last row of each sequence of one of them.
     last: RowTable<B>,
-    /// `[sequences]`: the slots of a launch, before it is known who takes part.
-    wanted: B::Memory<i32>,
-    /// `[sequences]`: drafts or prompt rows of a launch.
-    lengths: B::Memory<i32>,
+    /// `[sequences]`: the slots of the target's pass, before it is known who takes part.
+    wanted: List<B>,
+    /// `[sequences]`: drafts or prompt rows of the target's pass.
+    lengths: List<B>,
+    /// `[sequences]`: the slots whose rows the draft head catches up with.
+    refreshed: List<B>,
+    /// For each step `[sequences]`: the slots that get a draft.
+    drafting: Vec<List<B>>,
     /// `[sequences]`: accept lengths.
     accepted: B::Memory<i32>,
     /// `[sequences, max_rows + 2]`: what the host reads of a round.
     emitted: B::Memory<i32>,
+    /// What idle reads of passes come back to.
+    mail: Vec<Mail<B>>,
+    pace: Pace,
+    recordings: Recordings<B>,
     /// Sequences that are nobody's, added to every decode round.
     padding: usize,
+}
+
+/// Slots or lengths of a launch, as device numbers. From round to round they are mostly the same.
+#[derive(Debug)]
+pub(crate) struct List<B: Backend> {
+    memory: B::Memory<i32>,
+    /// What was written last, into the first elements.
+    written: Vec<i32>,
+}
+
+impl<B: Backend> List<B> {
+    pub(crate) fn new(on: &B::Queue, len: usize) -> Result<Self> {
+        Ok(List { memory: B::zeros(on, len)?, written: Vec::new() })
+    }
+
+    pub(crate) fn set(&mut self, on: &B::Queue, values: impl IntoIterator<Item = i32>) -> Result<()> {
+        let values: Vec<i32> = values.into_iter().collect();
+        if self.written != values {
+            B::write(on, &mut self.memory, 0, &values)?;
+            self.written = values;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn of(&self, len: usize) -> Tensor<'_, B, i32, 1> {
+        Tensor::of(&self.memory, [len])
+    }
 }
 
 /// The rows of a pass: who owns them, and their tokens.
@@ -85,10 +162,11 @@ pub struct DraftJob {
     pub request: RequestId,
     /// Where.
     pub slot: usize,
-    /// Tokens committed; the token at this position is the last known one.
+    /// Tokens committed, and the token at this position is the last known one; where rounds are enqueued
+    /// ahead, the most that it can be.
     pub committed: usize,
-    /// Rows of the draft head's K/V that are made.
-    pub drafted: usize,
+    /// Rows of the draft head's K/V that are not made and could be, at most.
+    pub behind: usize,
     /// Drafts wanted for the next round.
     pub drafts: usize,
     /// The request will never want a draft: the head need not keep up.
@@ -103,22 +181,26 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         limits.check()?;
         let on = &cx.queue;
         let c = model.config();
-        let decode_rows = limits.slots * limits.max_rows();
-        // The head may be behind by what the hidden ring holds, on top of the pass just made.
-        let draft_rows = decode_rows.max(limits.prefill_rows) + limits.slots * limits.hidden_rows();
-        let target_rows = decode_rows.max(limits.prefill_rows);
-        let rows = if limits.draft_head { draft_rows } else { target_rows };
+        let (decode_rows, pass_rows) = (limits.decode_rows(), limits.pass_rows());
         Ok(Core {
             caches: Caches::new(on, c, &limits)?,
-            scratch: Scratch::new(on, c, rows, decode_rows)?,
+            scratch: Scratch::new(on, c, pass_rows, decode_rows)?,
+            draft_logits: (limits.draft_head && model.draft_vocab().is_some())
+                .then(|| vocab::masked::<B>(on, limits.slots, c.vocab))
+                .transpose()?,
             choices: Choices::new(on, c, &limits)?,
-            pass: Launch::new(on, limits.slots, target_rows)?,
-            draft: Launch::new(on, limits.slots, draft_rows)?,
+            pass: Launch::new(on, limits.slots, decode_rows.max(limits.prefill_rows))?,
+            draft: Launch::new(on, limits.slots, pass_rows)?,
             last: RowTable::new(on, limits.slots)?,
-            wanted: B::zeros(on, limits.slots)?,
-            lengths: B::zeros(on, limits.slots)?,
+            wanted: List::new(on, limits.slots)?,
+            lengths: List::new(on, limits.slots)?,
+            refreshed: List::new(on, limits.slots)?,
+            drafting: (0..limits.max_drafts).map(|_| List::new(on, limits.slots)).collect::<Result<_>>()?,
             accepted: B::zeros(on, limits.slots)?,
             emitted: B::zeros(on, limits.slots * (limits.max_rows() + 2))?,
+            mail: Vec::new(),
+            pace: Pace::Wait,
+            recordings: Recordings::default(),
             padding: 0,
             cx,
             model,
@@ -130,6 +212,11 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     /// slots: what a launch of a fixed size does, and what nothing may depend on.
     pub fn pad_rounds(&mut self, sequences: usize) {
         self.padding = sequences;
+    }
+
+    /// From now on, how launches are sized and whether they are recorded.
+    pub fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
     }
 
     /// The model, without its memories.
@@ -168,20 +255,9 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     }
 }
 
-/// `values` as device numbers, in the first elements of `memory`.
-fn write_all<B: Backend>(
-    on: &B::Queue,
-    memory: &mut B::Memory<i32>,
-    values: impl IntoIterator<Item = i32>,
-) -> Result<()> {
-    let values: Vec<i32> = values.into_iter().collect();
-    Ok(B::write(on, memory, 0, &values)?)
-}
-
 /// Where each sequence's rows begin, and behind them the number of all rows.
 ///
-/// This waits for the list. Where a wait costs, a bound the host knows does as well: rows nobody owns
-/// change nothing.
+/// This waits for the list. A bound the host knows does as well: rows nobody owns change nothing.
 fn offsets_of<B: Backend>(on: &B::Queue, table: &RowTable<B>) -> Result<Vec<usize>> {
     let offsets = B::read(on, &table.row_offsets, 0..table.sequences + 1)?;
     Ok(offsets.iter().map(|at| *at as usize).collect())

@@ -102,6 +102,10 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     /// What is wrong with each slot, where anything is.
     pub fn faults(&self) -> Result<Vec<Option<String>>> {
         let words = B::read(&self.cx.queue, &self.caches.shared.table.faults, 0..self.limits.slots)?;
-        Ok(words.into_iter().map(|word| Fault::decode(word).map(|fault| fault.to_string())).collect())
+        Ok(words.into_iter().map(Self::fault).collect())
+    }
+
+    pub(super) fn fault(word: u64) -> Option<String> {
+        Fault::decode(word).map(|fault| fault.to_string())
     }
 }

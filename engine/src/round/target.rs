@@ -1,35 +1,38 @@
 //! The target's part: compute rows, choose, accept, stop, advance.
 
-use super::{Core, offsets_of, write_all};
+use super::{
+    Core, Outcome, Ticket, offsets_of,
+    recorded::{Part, launch_sequences},
+};
 use crate::{
     Result,
     cache::Limits,
+    config::FeedForward,
     model::{EngineBackend, Kind, Tap},
-    request::{Finish, MAX_BIAS, MAX_EOS, MAX_STOP_LENGTH, MAX_STOPS},
+    request::{MAX_BIAS, MAX_EOS, MAX_STOP_LENGTH, MAX_STOPS},
 };
 use kernels_core::{Activation, PAD, Tensor, TensorMut};
 use kernels_spec::{
     Accept, AcceptArgs, Advance, AdvanceArgs, AdvanceProblem, Emit, EmitArgs, HiddenProblem, LastRows,
-    LastRowsArgs, PrefillInputs, PrefillInputsArgs, Problem, RowTable, Sample, SampleArgs, SampleProblem,
-    State, Stop, StopArgs, StopProblem, TakeLast, TakeLastArgs, TargetInputs, TargetInputsArgs,
+    LastRowsArgs, PrefillInputs, PrefillInputsArgs, Sample, SampleArgs, SampleProblem, Settle, SettleArgs,
+    SettleProblem, Stop, StopArgs, StopProblem, TakeLast, TakeLastArgs, TargetInputs, TargetInputsArgs,
 };
-
-/// What a pass brought for one sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Drafts that were verified.
-    pub drafts: usize,
-    /// New tokens.
-    pub tokens: Vec<u32>,
-    /// Set where the sequence has ended.
-    pub finish: Option<Finish>,
-    /// Why it failed.
-    pub error: Option<String>,
-}
+use std::collections::BTreeSet;
 
 impl<B: EngineBackend, A: Activation> Core<B, A> {
     /// Computes the next prompt rows of each (slot, rows), and where that ends a prompt, the first token.
     pub fn prefill(&mut self, chunks: &[(usize, usize)], tap: Option<Tap<'_, B, A>>) -> Result<Vec<Outcome>> {
+        let ticket = self.enqueue_prefill(chunks, tap)?;
+        Ok(self.read(ticket)?.outcomes)
+    }
+
+    /// Enqueues a [`prefill`](Self::prefill).
+    pub fn enqueue_prefill(
+        &mut self,
+        chunks: &[(usize, usize)],
+        tap: Option<Tap<'_, B, A>>,
+    ) -> Result<Ticket<B>> {
+        let started = B::mark(&self.cx.queue)?;
         let sequences = chunks.len();
         let rows: usize = chunks.iter().map(|(_, rows)| rows).sum();
         let max_rows = chunks.iter().map(|(_, rows)| *rows).max().unwrap_or(0);
@@ -40,8 +43,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             rows: self.pass.table.lend_mut(),
             ids: TensorMut::of(&mut self.pass.ids, [rows]),
             slots: self.caches.shared.table.lend(),
-            sequences: Tensor::of(&self.wanted, [sequences]),
-            lengths: Tensor::of(&self.lengths, [sequences]),
+            sequences: self.wanted.of(sequences),
+            lengths: self.lengths.of(sequences),
         };
         op.run(&self.cx.queue, args)?;
         self.forward(Kind::Prefill, tap)?;
@@ -73,37 +76,69 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         let picked = Tensor::of(&self.scratch.picked, [sequences, c.hidden]);
         self.model.logits(&self.cx, picked, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
         self.sample(Choosing::Last, sequences)?;
-        self.settle(Kind::Prefill)
+        self.settle_prompts()?;
+        self.ticket(Kind::Prefill, chunks.iter().map(|(slot, _)| *slot), started)
     }
 
     /// Computes the last known token of each (slot, drafts) and up to that many drafts beyond it, and
     /// commits what the target would have chosen itself.
     pub fn decode(&mut self, jobs: &[(usize, usize)], tap: Option<Tap<'_, B, A>>) -> Result<Vec<Outcome>> {
-        let padding = self.padding.min(self.limits.slots.saturating_sub(jobs.len()));
-        let sequences = jobs.len() + padding;
+        let ticket = self.enqueue_decode(jobs, tap)?;
+        Ok(self.read(ticket)?.outcomes)
+    }
+
+    /// Enqueues a [`decode`](Self::decode) round.
+    pub fn enqueue_decode(
+        &mut self,
+        jobs: &[(usize, usize)],
+        tap: Option<Tap<'_, B, A>>,
+    ) -> Result<Ticket<B>> {
+        let started = B::mark(&self.cx.queue)?;
+        let slots = self.limits.slots;
+        let padding = self.padding.min(slots.saturating_sub(jobs.len()));
+        let mut sequences = jobs.len() + padding;
+        if self.pace.by_bounds() {
+            sequences = launch_sequences(sequences, slots);
+        }
+        let padding = sequences - jobs.len();
         let max_rows = 1 + jobs.iter().map(|(_, drafts)| *drafts).max().unwrap_or(0);
-        let bound = sequences * max_rows;
         let wanted = jobs.iter().map(|(slot, drafts)| (*slot as i32, *drafts));
-        self.start(sequences, bound, max_rows, wanted.chain(std::iter::repeat_n((PAD, 0), padding)))?;
+        let wanted = wanted.chain(std::iter::repeat_n((PAD, 0), padding));
+        self.start(sequences, sequences * max_rows, max_rows, wanted)?;
+        match tap {
+            Some(_) => self.round(tap, padding)?,
+            None => self.part(Part::Target { sequences, max_rows }, |core| core.round(None, padding))?,
+        }
+        let ticket = self.ticket(Kind::Decode, jobs.iter().map(|(slot, _)| *slot), started)?;
+        if !self.pace.by_bounds() {
+            // Padding stands last, so that without it the list is the one of the jobs.
+            self.pass.table.sequences = jobs.len();
+        }
+        Ok(ticket)
+    }
+
+    /// The operations of a decode round, from its inputs until it is settled; `padding` of its sequences are
+    /// nobody's.
+    fn round(&mut self, tap: Option<Tap<'_, B, A>>, padding: usize) -> Result<()> {
+        let (sequences, bound, max_rows) = (self.pass.table.sequences, self.pass.rows, self.pass.max_rows);
         let op = TargetInputs::plan(self.problem(sequences, bound, max_rows), &self.cx.device)?;
         let args = TargetInputsArgs {
             rows: self.pass.table.lend_mut(),
             ids: TensorMut::of(&mut self.pass.ids, [bound]),
             slots: self.caches.shared.table.lend(),
-            sequences: Tensor::of(&self.wanted, [sequences]),
-            drafts: Tensor::of(&self.lengths, [sequences]),
+            sequences: self.wanted.of(sequences),
+            drafts: self.lengths.of(sequences),
         };
         op.run(&self.cx.queue, args)?;
-        self.pass.rows = offsets_of(&self.cx.queue, &self.pass.table)?[sequences].max(1) + padding;
+        if !self.pace.by_bounds() {
+            self.pass.rows = offsets_of(&self.cx.queue, &self.pass.table)?[sequences].max(1) + padding;
+        }
         self.forward(Kind::Decode, tap)?;
         let rows = self.pass.rows;
         let hidden = Tensor::of(&self.scratch.hidden, [rows, self.model.config().hidden]);
         self.model.logits(&self.cx, hidden, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
         self.sample(Choosing::All, rows)?;
-        let outcomes = self.settle(Kind::Decode);
-        // Padding stands last, so that without it the list is the one of the jobs.
-        self.pass.table.sequences = jobs.len();
-        outcomes
+        self.settle_round()
     }
 
     /// Computes the next `rows` known tokens of a slot and returns their fp32 logits, `[rows, vocab]`: what
@@ -141,6 +176,19 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         Ok(B::read(&self.cx.queue, &self.scratch.residual, 0..rows * width)?)
     }
 
+    /// Distinct experts that the rows of the latest round chose, on the average of the layers; `None` without
+    /// experts.
+    pub fn distinct_experts(&self) -> Result<Option<f64>> {
+        let FeedForward::Moe { top_k, .. } = self.model.config().ffn else { return Ok(None) };
+        let rows = self.row_offsets()?.last().copied().unwrap_or(0);
+        let mut all = 0;
+        for routes in self.scratch.routes.iter().filter(|routes| B::len(routes) >= rows * top_k) {
+            let chosen = B::read(&self.cx.queue, routes, 0..rows * top_k)?;
+            all += chosen.into_iter().collect::<BTreeSet<_>>().len();
+        }
+        Ok(Some(all as f64 / self.scratch.routes.len() as f64))
+    }
+
     /// Where each sequence's rows of the latest target pass begin, and where the last one's end.
     pub(crate) fn row_offsets(&self) -> Result<Vec<usize>> {
         offsets_of(&self.cx.queue, &self.pass.table)
@@ -156,8 +204,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     ) -> Result<()> {
         self.pass.table.sequences = sequences;
         (self.pass.rows, self.pass.max_rows) = (rows, max_rows);
-        write_all::<B>(&self.cx.queue, &mut self.wanted, wanted.clone().map(|(slot, _)| slot))?;
-        write_all::<B>(&self.cx.queue, &mut self.lengths, wanted.map(|(_, n)| n as i32))
+        self.wanted.set(&self.cx.queue, wanted.clone().map(|(slot, _)| slot))?;
+        self.lengths.set(&self.cx.queue, wanted.map(|(_, n)| n as i32))
     }
 
     fn forward(&mut self, kind: Kind, tap: Option<Tap<'_, B, A>>) -> Result<()> {
@@ -198,38 +246,51 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         Ok(op.run(&self.cx.queue, args)?)
     }
 
-    /// Accepts, stops, advances: the only place where anything becomes final.
-    fn settle(&mut self, kind: Kind) -> Result<Vec<Outcome>> {
-        let on = &self.cx.queue;
-        let device = &self.cx.device;
-        let sequences = self.pass.table.sequences;
-        // A prompt pass chooses in one row of each sequence, a decode round in all.
-        let (choosing, rows, max_rows, pass) = match kind {
-            Kind::Decode => {
-                (&self.pass.table, self.pass.rows, self.pass.max_rows, kernels_spec::Pass::Decode)
-            }
-            Kind::Prefill => (&self.last, sequences, 1, kernels_spec::Pass::Prefill),
+    /// Accepts, stops, advances: with [`settle_prompts`](Self::settle_prompts) the only place where anything
+    /// becomes final.
+    fn settle_round(&mut self) -> Result<()> {
+        let (sequences, rows, max_rows) = (self.pass.table.sequences, self.pass.rows, self.pass.max_rows);
+        let stop = self.stop_problem(sequences, rows, max_rows);
+        let problem = SettleProblem { stop, flush_after: self.limits.flush_after };
+        let args = SettleArgs {
+            accepted: TensorMut::of(&mut self.accepted, [sequences]),
+            emitted: TensorMut::of(&mut self.emitted, [sequences, max_rows + 2]),
+            slots: self.caches.shared.table.lend(),
+            choice: Tensor::of(&self.scratch.choice, [rows]),
+            stops: self.choices.stops(),
+            counters: None,
+            rows: self.pass.table.lend(),
         };
-        let base = self.problem(sequences, rows, max_rows);
+        Ok(Settle::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?)
+    }
+
+    /// The same for a pass over prompts: rows are certain, and at most one of a sequence chooses.
+    fn settle_prompts(&mut self) -> Result<()> {
+        let (on, device) = (&self.cx.queue, &self.cx.device);
+        let sequences = self.pass.table.sequences;
+        let problem = self.stop_problem(sequences, sequences, 1);
+        let base = problem.base;
         let table = &mut self.caches.shared.table;
         let args = AcceptArgs {
             accepted: TensorMut::of(&mut self.accepted, [sequences]),
             slots: table.lend(),
-            choice: Tensor::of(&self.scratch.choice, [rows]),
-            rows: choosing.lend(),
+            choice: Tensor::of(&self.scratch.choice, [sequences]),
+            rows: self.last.lend(),
         };
         Accept::plan(base, device)?.run(on, args)?;
-        let problem =
-            StopProblem { base, max_eos: MAX_EOS, max_stops: MAX_STOPS, max_stop_length: MAX_STOP_LENGTH };
         let args = StopArgs {
             accepted: TensorMut::of(&mut self.accepted, [sequences]),
             slots: table.lend(),
             stops: self.choices.stops(),
-            rows: choosing.lend(),
+            rows: self.last.lend(),
         };
         Stop::plan(problem, device)?.run(on, args)?;
-        let base = Problem { rows: self.pass.rows, max_rows: self.pass.max_rows, ..base };
-        let problem = AdvanceProblem { base, flush_after: self.limits.flush_after, pass };
+        let pass = kernels_spec::Problem { rows: self.pass.rows, max_rows: self.pass.max_rows, ..base };
+        let problem = AdvanceProblem {
+            base: pass,
+            flush_after: self.limits.flush_after,
+            pass: kernels_spec::Pass::Prefill,
+        };
         let args = AdvanceArgs {
             accepted: TensorMut::of(&mut self.accepted, [sequences]),
             slots: table.lend(),
@@ -238,39 +299,17 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         };
         Advance::plan(problem, device)?.run(on, args)?;
         let args = EmitArgs {
-            emitted: TensorMut::of(&mut self.emitted, [sequences, max_rows + 2]),
+            emitted: TensorMut::of(&mut self.emitted, [sequences, 3]),
             accepted: Tensor::of(&self.accepted, [sequences]),
             slots: table.lend(),
-            rows: choosing.lend(),
+            rows: self.last.lend(),
         };
-        Emit::plan(Problem { rows, max_rows, ..base }, device)?.run(on, args)?;
-        self.outcomes(kind, max_rows + 2)
+        Ok(Emit::plan(base, device)?.run(on, args)?)
     }
 
-    /// Reads what a pass emitted.
-    fn outcomes(&self, kind: Kind, width: usize) -> Result<Vec<Outcome>> {
-        let on = &self.cx.queue;
-        let table: &RowTable<B> = &self.pass.table;
-        let emitted = B::read(on, &self.emitted, 0..table.sequences * width)?;
-        let offsets = offsets_of(on, table)?;
-        let slots = B::read(on, &self.wanted, 0..table.sequences)?;
-        let faults = self.faults()?;
-        let outcome = |(i, row): (usize, &[i32])| {
-            let tokens = row[2..2 + row[0].max(0) as usize].iter().map(|id| *id as u32).collect();
-            let error = faults[slots[i] as usize].clone();
-            let finish = match State::of(row[1]) {
-                _ if error.is_some() => Some(Finish::Failed),
-                Some(State::Eos) => Some(Finish::Eos),
-                Some(State::Stop) => Some(Finish::Stop),
-                Some(State::Length) => Some(Finish::Length),
-                _ => None,
-            };
-            let drafts =
-                if kind == Kind::Decode { (offsets[i + 1] - offsets[i]).saturating_sub(1) } else { 0 };
-            Outcome { drafts, tokens, finish, error }
-        };
-        let all = emitted.chunks_exact(width).enumerate();
-        Ok(all.filter(|(i, _)| slots[*i] != PAD).map(outcome).collect())
+    fn stop_problem(&self, sequences: usize, rows: usize, max_rows: usize) -> StopProblem {
+        let base = self.problem(sequences, rows, max_rows);
+        StopProblem { base, max_eos: MAX_EOS, max_stops: MAX_STOPS, max_stop_length: MAX_STOP_LENGTH }
     }
 }
 

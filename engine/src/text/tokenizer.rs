@@ -149,6 +149,13 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// The ids of all tokens that are matched whole and were not learned from text, ascending: turns, tools, ends.
+    pub fn added(&self) -> Vec<u32> {
+        let added: std::collections::BTreeSet<u32> =
+            self.inner.get_added_tokens_decoder().into_keys().collect();
+        added.into_iter().collect()
+    }
+
     /// Whether the token is special: not part of the text a user sees.
     pub fn is_special(&self, token: u32) -> bool {
         self.pieces.is_special(token)

@@ -4,6 +4,7 @@ mod doctor;
 
 mod killed;
 mod parity;
+mod random;
 
 use std::{
     io::Write,
@@ -76,6 +77,60 @@ fn answers_the_readme_question_with_and_without_drafts() {
         let other = lockstep(&generate(&[&[QUESTION][..], &more].concat()));
         assert_eq!(text(&other.stdout), text(&with.stdout), "{more:?}");
     }
+}
+
+#[test]
+fn drafts_out_of_a_part_of_the_vocabulary_change_only_how_many_come_true() {
+    let with = lockstep(&generate(&[QUESTION, "--stats", "json"]));
+    let report = |output: &Output| -> serde_json::Value {
+        serde_json::from_str(text(&output.stderr).lines().last().expect("a line")).expect("JSON")
+    };
+    let whole = report(&with);
+    assert!(whole["draft_vocab"].is_null(), "{whole}");
+    let folder = tempfile::tempdir().unwrap();
+    let (lines, array) = (folder.path().join("lines"), folder.path().join("array.json"));
+    std::fs::write(&lines, "7\n5\n300\n").unwrap();
+    std::fs::write(&array, "[7, 5, 300, 2]").unwrap();
+    let learning = format!("learn:{}", array.display());
+    for (list, ids) in [
+        ("1", None),
+        ("500", None),
+        ("learn:500", None),
+        (lines.to_str().unwrap(), Some(3)),
+        (array.to_str().unwrap(), Some(4)),
+        (learning.as_str(), Some(4)),
+    ] {
+        let output = lockstep(&generate(&[QUESTION, "--stats", "json", "--draft-vocab", list]));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), text(&with.stdout), "{list}");
+        let report = report(&output);
+        let listed = report["draft_vocab"].as_u64().expect("a number");
+        // Special ids come on top of a number.
+        let wanted = list.trim_start_matches("learn:").parse().unwrap_or(0);
+        assert!(
+            ids.map_or(listed > wanted && listed < wanted + 100, |ids| listed == ids),
+            "{list}: {report}"
+        );
+        assert!(report["accept_length"].as_f64() <= whole["accept_length"].as_f64(), "{list}: {report}");
+    }
+    let output = lockstep(&generate(&[QUESTION, "--draft-vocab", lines.to_str().unwrap()]));
+    for word in ["drafts are chosen among 3 of", "accept length", "with drafts among 3 of", "tokens/s"] {
+        assert!(text(&output.stderr).contains(word), "`{word}` is not in: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn lists_of_drafts_are_refused_by_name() {
+    let with = |list| generate(&["x", "--draft-vocab", list]);
+    refused_with(&with("0"), &["--draft-vocab", "`draft_vocab` is 0", "at least 1"]);
+    refused_with(&with("no/such/file"), &["no/such/file", "cannot be read", "token ids"]);
+    refused_with(&with("README.md"), &["README.md", "no token id in line 1"]);
+    let nothing = generate(&["x", "--draft-vocab", "9", "--draft", "0"]);
+    refused_with(&nothing, &["--draft-vocab", "nothing is drafted", "--draft K"]);
+    refused_with(&["parity", "--draft-vocab", "learn:9"], &["--draft-vocab learns", "give N or FILE alone"]);
+    let headless = without_head();
+    let parity = ["parity", "--draft-vocab", "9", "--model", headless.path().to_str().unwrap()];
+    refused_with(&parity, &["--draft-vocab trims the draft head", "MTP"]);
 }
 
 #[test]

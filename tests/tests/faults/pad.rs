@@ -31,7 +31,7 @@ fn rows_of_nobody_touch_nothing() {
                     request: RequestId(0),
                     slot,
                     committed: done[slot],
-                    drafted: 0,
+                    behind: 0,
                     drafts: 3,
                     never: false,
                     finished: false,

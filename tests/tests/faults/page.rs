@@ -20,32 +20,32 @@ fn round(length: usize, pages: &[u32], limits: Limits, right: bool) -> (Vec<u32>
     let mut core = core::<bf16>(HOSTILE, limits);
     core.open(0, &prompt, &Request::greedy(prompt.clone(), 64), positions).unwrap();
     core.lend_pages(0, pages).unwrap();
-    let job = |committed, drafted, drafts| DraftJob {
+    let job = |committed, behind, drafts| DraftJob {
         request: RequestId(0),
         slot: 0,
         committed,
-        drafted,
+        behind,
         drafts,
         never: false,
         finished: false,
     };
     let mut tokens = core.prefill(&[(0, length)], None).unwrap().remove(0).tokens;
     let mut head = Mtp;
-    head.observe(&mut core, &[job(length, 0, K)]).unwrap();
+    head.observe(&mut core, &[job(length, length, K)]).unwrap();
     if right {
         // What plain decoding emits.
         let mut engine = workspace_tests::engine::<bf16>(HOSTILE, workspace_tests::limits(1, 0), 0);
         let plain = Request { ignore_eos: true, ..Request::greedy(prompt.clone(), 6) };
         let stream = workspace_tests::streams(&mut engine, &[plain]).remove(0).0;
         let known = BTreeMap::from([(RequestId(0), [&prompt[..], &stream].concat())]);
-        Scripted::new(Script::AllRight, known, 490).observe(&mut core, &[job(length, 0, K)]).unwrap();
+        Scripted::new(Script::AllRight, known, 490).observe(&mut core, &[job(length, length, K)]).unwrap();
     }
     let outcome = core.decode(&[(0, K)], None).unwrap().remove(0);
     assert_eq!(outcome.drafts, K);
     assert_eq!(outcome.tokens.len() == K + 1, right, "a = {}", outcome.tokens.len());
     let committed = length + outcome.tokens.len();
     tokens.extend(outcome.tokens);
-    head.observe(&mut core, &[job(committed, length + 1, K)]).unwrap();
+    head.observe(&mut core, &[job(committed, committed - length, K)]).unwrap();
 
     let caches = core.caches();
     let mut rows = Vec::new();

@@ -40,7 +40,7 @@ fn logits(texts: &[Vec<u32>], which: &[usize], drafts: impl Fn(usize, usize) -> 
                     request: RequestId(0),
                     slot,
                     committed,
-                    drafted: 0,
+                    behind: 0,
                     drafts: k,
                     never: false,
                     finished: false,

@@ -327,6 +327,21 @@ fn spec_settling(checks: &mut Checks) {
         let args = ProposeArgs { slots: o.slots(), choice: Some(o.read("choice")), rows: o.rows("rows") };
         Propose::plan(BASE, &device)?.run::<Cpu>(&(), args)
     });
+    checks.op("kernels_spec::OracleArgs", &[("pattern", 7)], |o| {
+        let (slots, rounds, truth, rate) = (o.slots(), o.write("rounds"), o.read("truth"), o.read("rate"));
+        let (pattern, sequences, drafts) = (Some(o.read("pattern")), o.read("sequences"), o.read("drafts"));
+        let args = OracleArgs { slots, rounds, truth, rate, pattern, sequences, drafts };
+        let problem = OracleProblem {
+            sequences: 3,
+            max_drafts: 3,
+            slots: 5,
+            positions: 32,
+            valid: 33,
+            pattern: Some(7),
+            seed: 1,
+        };
+        Oracle::plan(problem, &device)?.run::<Cpu>(&(), args)
+    });
 }
 
 fn spec_hidden(checks: &mut Checks) {
@@ -398,6 +413,10 @@ fn dense(checks: &mut Checks) {
     checks.op("kernels_dense::SiluMulArgs", &sizes, |o| {
         let args = SiluMulArgs { out: o.write("out"), gate: o.read("gate"), up: o.read("up") };
         SiluMul::plan(SiluMulProblem { rows: 23, n: 9 }, &device)?.run::<Cpu, bf16>(&(), args)
+    });
+    checks.op("kernels_dense::RandomFillArgs", &[("len", 13)], |o| {
+        let problem = RandomFillProblem { len: 13, first: 0, seed: 1, stream: 2, mean: 0.0, std: 1.0 };
+        RandomFill::plan(problem, &device)?.run::<Cpu, bf16>(&(), RandomFillArgs { out: o.write("out") })
     });
     checks.op("kernels_dense::EmbedArgs", &sizes, |o| {
         let args = EmbedArgs { out: o.write("out"), ids: o.read("ids"), table: o.read("table") };

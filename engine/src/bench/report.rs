@@ -1,0 +1,231 @@
+//! What was measured, as a table and as JSON.
+
+use super::Plan;
+use crate::{
+    config::{Config, FeedForward, LayerKind},
+    draft::DraftLength,
+    weights::required_tensors,
+};
+use serde::{Serialize, Serializer, ser::SerializeStruct};
+use std::{fmt, time::Duration};
+
+/// Bytes that a round cannot do without.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Floor {
+    /// Weights of all layers and of the lm head, without routed experts and the draft head.
+    pub weights: usize,
+    /// One routed expert, in all layers.
+    pub expert: usize,
+    /// Experts that a token chooses.
+    pub top_k: usize,
+    /// Recurrent states of a sequence.
+    pub state: usize,
+    /// Keys and values of a token.
+    pub kv: usize,
+}
+
+impl Floor {
+    fn of(c: &Config, element: usize) -> Self {
+        let (mut weights, mut expert, mut top_k) = (0, 0, 0);
+        for tensor in required_tensors(c) {
+            let bytes = tensor.elements() * element;
+            let embedding = tensor.name.ends_with("embed_tokens.weight") && !c.tied;
+            match c.ffn {
+                _ if tensor.name.starts_with("mtp.") || embedding => {}
+                FeedForward::Moe { experts, top_k: k, .. } if tensor.name.contains(".experts.") => {
+                    expert += bytes / experts;
+                    top_k = k;
+                }
+                _ => weights += bytes,
+            }
+        }
+        let (full, linear) = (c.count(LayerKind::Full), c.count(LayerKind::Linear));
+        Floor {
+            weights,
+            expert,
+            top_k,
+            state: linear * c.gdn.v_width() * c.gdn.k_dim * 4,
+            kv: full * 2 * c.kv_heads * c.head_dim * element,
+        }
+    }
+
+    /// Of a round of the target: every weight once, every state and every key and value once.
+    fn bytes(&self, batch: usize, context: usize, experts: Option<f64>) -> f64 {
+        let experts = experts.unwrap_or(self.top_k as f64);
+        self.weights as f64 + experts * self.expert as f64 + (batch * (self.state + context * self.kv)) as f64
+    }
+}
+
+/// Rounds of one kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    /// Sequences.
+    pub batch: usize,
+    /// Drafts of a round.
+    pub drafts: DraftLength,
+    /// How many rounds.
+    pub rounds: usize,
+    /// Tokens that they brought, of all sequences.
+    pub tokens: usize,
+    /// On the host's clock.
+    pub wall: Duration,
+    /// The device's time for the target, choice and acceptance included.
+    pub target: Duration,
+    /// The device's time for drafts.
+    pub draft: Duration,
+    /// Distinct experts that the last round read, on the average of the layers.
+    pub experts: Option<f64>,
+}
+
+impl Point {
+    fn ms(&self, time: Duration) -> f64 {
+        1e3 * time.as_secs_f64() / self.rounds as f64
+    }
+
+    /// Tokens a second, of all sequences.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.wall.as_secs_f64()
+    }
+
+    /// Tokens of a sequence and round.
+    pub fn accept_length(&self) -> f64 {
+        self.tokens as f64 / (self.rounds * self.batch) as f64
+    }
+}
+
+impl Serialize for Point {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let mut fields = s.serialize_struct("Point", 10)?;
+        fields.serialize_field("batch", &self.batch)?;
+        fields.serialize_field("drafts", &self.drafts.to_string())?;
+        fields.serialize_field("rounds", &self.rounds)?;
+        fields.serialize_field("tokens", &self.tokens)?;
+        fields.serialize_field("ms_per_round", &self.ms(self.wall))?;
+        fields.serialize_field("target_ms", &self.ms(self.target))?;
+        fields.serialize_field("draft_ms", &self.ms(self.draft))?;
+        fields.serialize_field("accept_length", &self.accept_length())?;
+        fields.serialize_field("tokens_per_second", &self.tokens_per_second())?;
+        fields.serialize_field("distinct_experts", &self.experts)?;
+        fields.end()
+    }
+}
+
+/// All points of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Tokens before the first measured round.
+    pub context: usize,
+    /// The accept length that was simulated at two drafts.
+    pub accept: Option<f64>,
+    /// What a round cannot do without.
+    pub floor: Floor,
+    /// Bytes a second of a long read in this run.
+    pub ceiling: Option<f64>,
+    /// Prompt tokens a second, of the largest batch.
+    pub prefill: f64,
+    /// The measurements; the plain one comes first in each batch.
+    pub points: Vec<Point>,
+    /// Sequences compared with plain decoding, and those that were not its beginning.
+    pub compared: usize,
+    /// See [`compared`](Report::compared).
+    pub different: usize,
+}
+
+impl Report {
+    pub(super) fn new(c: &Config, plan: &Plan, ceiling: Option<f64>, element: usize) -> Self {
+        Report {
+            context: plan.context,
+            accept: plan.accept,
+            floor: Floor::of(c, element),
+            ceiling,
+            prefill: 0.0,
+            points: Vec::new(),
+            compared: 0,
+            different: 0,
+        }
+    }
+
+    pub(super) fn prefilled(&mut self, tokens: usize, time: Duration) {
+        self.prefill = tokens as f64 / time.as_secs_f64();
+    }
+
+    pub(super) fn compared(&mut self, batch: usize, plain: &[Vec<u32>], here: &[Vec<u32>]) {
+        self.compared += batch;
+        self.different += plain.iter().zip(here).filter(|(plain, here)| !plain.starts_with(here)).count();
+    }
+
+    /// Plain decoding beside a point.
+    fn plain(&self, point: &Point) -> Option<&Point> {
+        self.points.iter().find(|p| p.batch == point.batch && p.drafts == DraftLength::Fixed(0))
+    }
+
+    /// How much faster than plain decoding.
+    pub fn speed_up(&self, point: &Point) -> Option<f64> {
+        Some(point.tokens_per_second() / self.plain(point)?.tokens_per_second())
+    }
+
+    /// The share of a round's time that its bytes take at the ceiling.
+    pub fn share(&self, point: &Point) -> Option<f64> {
+        let floor = self.floor.bytes(point.batch, self.context, point.experts) / self.ceiling?;
+        Some(floor / (point.wall.as_secs_f64() / point.rounds as f64))
+    }
+
+    /// Whether drafts changed no token.
+    pub fn identical(&self) -> bool {
+        self.different == 0
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = |bytes: usize| bytes as f64 / 1e9;
+        write!(f, "context {}; a round reads {:.2} GB of weights", self.context, gb(self.floor.weights))?;
+        if self.floor.expert > 0 {
+            write!(f, ", {:.4} GB for each expert", gb(self.floor.expert))?;
+        }
+        write!(f, " and {:.3} GB of state a sequence", gb(self.floor.state))?;
+        if let Some(ceiling) = self.ceiling {
+            write!(f, "; read ceiling {:.2} TB/s", ceiling / 1e12)?;
+        }
+        writeln!(f, "; prompts {:.0} tokens/s", self.prefill)?;
+        writeln!(
+            f,
+            "{:>5}  {:>6}  {:>8}  {:>8}  {:>8}  {:>8}  {:>6}  {:>9}  {:>8}  {:>7}  {:>7}",
+            "batch",
+            "drafts",
+            "ms/round",
+            "target",
+            "draft",
+            "rest",
+            "tokens",
+            "tokens/s",
+            "speed-up",
+            "experts",
+            "floor"
+        )?;
+        for p in &self.points {
+            let rest = p.wall.saturating_sub(p.target + p.draft);
+            let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+            writeln!(
+                f,
+                "{:>5}  {:>6}  {:>8.3}  {:>8.3}  {:>8.3}  {:>8.3}  {:>6.2}  {:>9.1}  {:>8}  {:>7}  {:>7}",
+                p.batch,
+                p.drafts,
+                p.ms(p.wall),
+                p.ms(p.target),
+                p.ms(p.draft),
+                p.ms(rest),
+                p.accept_length(),
+                p.tokens_per_second(),
+                or_none(self.speed_up(p).map(|x| format!("{x:.2} x"))),
+                or_none(p.experts.map(|n| format!("{n:.1}"))),
+                or_none(self.share(p).map(|x| format!("{:.0} %", 100.0 * x))),
+            )?;
+        }
+        match (self.compared, self.different) {
+            (0, _) => Ok(()),
+            (all, 0) => writeln!(f, "{all} streams compared with plain decoding: identical"),
+            (all, n) => writeln!(f, "{all} streams compared with plain decoding: {n} DIFFER"),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `lockstep bench`: how fast rounds are, on this machine.
+
+use super::{
+    Dtype, PaceName,
+    device::{DeviceName, Job},
+    plan_memory,
+    source::SourceArgs,
+};
+use anyhow::Result;
+use clap::Args;
+use engine::{
+    Pace,
+    bench::{self, Plan, Report},
+    draft::DraftLength,
+    model::{Context, EngineBackend},
+    weights::MtpFrom,
+};
+use kernels_core::Activation;
+use std::{io::Write, process::ExitCode, time::Instant};
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Activation type; weights are rounded or widened to it
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    dtype: Dtype,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+    /// Sequences at once
+    #[arg(long, value_delimiter = ',', default_value = "1,8", value_name = "COUNTS")]
+    batch: Vec<usize>,
+    /// Tokens of each sequence before the first measured round
+    #[arg(long, default_value_t = 1024, value_name = "TOKENS")]
+    filled: usize,
+    /// Drafts of a round, numbers or `auto`; plain decoding is measured in any case
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,auto", value_name = "LIST", value_parser = super::draft_length)]
+    draft: Vec<DraftLength>,
+    /// Only plain decoding
+    #[arg(long, conflicts_with = "draft")]
+    plain: bool,
+    /// Measured rounds of each kind
+    #[arg(long, default_value_t = 24)]
+    rounds: usize,
+    /// Make drafts right as often as gives this many tokens a round at two drafts; the head runs all the same
+    #[arg(long, value_name = "TOKENS")]
+    simulate_accept: Option<f64>,
+    /// How the host keeps up with the device [default: recorded on a GPU, wait on the CPU]
+    #[arg(long, value_enum)]
+    pace: Option<PaceName>,
+    /// Prompt tokens of a pass
+    #[arg(long, default_value_t = 4096, value_name = "TOKENS")]
+    prefill: usize,
+    /// Tokens that may be pending in the GDN journal before the state is written
+    #[arg(long, default_value_t = 3, value_name = "TOKENS")]
+    flush_after: usize,
+    /// Of prompts, draws and random weights
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The table as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Bench {
+    /// Success, or failure where a stream differed from plain decoding.
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let report = self.device.run(self.dtype, self)?;
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            serde_json::to_writer_pretty(&mut out, &report)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{report}")?;
+        }
+        Ok(if report.identical() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+impl Job for &Bench {
+    type Output = Report;
+
+    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Report> {
+        let plan = Plan {
+            batches: self.batch.clone(),
+            context: self.filled,
+            drafts: if self.plain { Vec::new() } else { self.draft.clone() },
+            rounds: self.rounds,
+            accept: self.simulate_accept,
+            pace: self.pace.map_or_else(Pace::of::<B>, Pace::from),
+            prefill_rows: self.prefill,
+            flush_after: self.flush_after,
+            seed: self.seed,
+        };
+        let mtp = if plan.drafts.is_empty() { MtpFrom::Nowhere } else { MtpFrom::Checkpoint };
+        let source = self.source.open(mtp, self.seed)?;
+        eprintln!("{}", source.verdict());
+        for limits in plan.limits() {
+            plan_memory(&context, source.config(), &limits, self.dtype, false)?;
+        }
+        let started = Instant::now();
+        let model = source.build::<B, A>(&context)?;
+        B::synchronize(&context.queue)?;
+        eprintln!("weights are there after {:.1} s", started.elapsed().as_secs_f64());
+        drop(source);
+        Ok(bench::run(context, model, &plan, |what| eprintln!("{what}"))?)
+    }
+}

@@ -125,9 +125,9 @@ pub struct Report {
     pub prefill: f64,
     /// The measurements; the plain one comes first in each batch.
     pub points: Vec<Point>,
-    /// Sequences compared with plain decoding, and those that were not its beginning.
+    /// Sequences compared with plain decoding.
     pub compared: usize,
-    /// See [`compared`](Report::compared).
+    /// Those of them that are not a beginning of it.
     pub different: usize,
 }
 

@@ -103,7 +103,7 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         let of: Vec<(RequestId, usize)> =
             at.iter().map(|&at| (self.live[at].job.id, rows(&self.live[at]))).collect();
         let drafts = self.equal_drafts(at);
-        if !prompts {
+        if !prompts && self.drafts == DraftLength::Auto {
             self.auto.pick(at.len());
         }
         if self.pace == Pace::Wait || self.drafter.looks_back() {

@@ -9,7 +9,7 @@ use crate::{
     auto::Auto,
     cache::{Limits, Pages, Slots},
     draft::{self, DraftLength, Drafter},
-    model::{Context, EngineBackend, Model},
+    model::{Context, EngineBackend, Model, Trace},
     request::{Event, Finish, Request, RequestId},
     round::{Core, Digest},
     stats::{Stats, Times},
@@ -260,6 +260,11 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
     /// See [`Core::distinct_experts`].
     pub fn distinct_experts(&self) -> Result<Option<f64>> {
         self.core.distinct_experts()
+    }
+
+    /// Of its operations.
+    pub fn trace(&self) -> &Trace<B> {
+        &self.core.context().trace
     }
 
     /// Where the time went.

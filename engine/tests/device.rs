@@ -16,6 +16,7 @@ fn main() {
     gpu!(suite, "cuda::logits_are_as_far_from_f32_as_the_cpus", |device| cuda::logits(device));
     gpu!(suite, "cuda::random_weights_keep_parity", |device| cuda::random_parity(device));
     gpu!(suite, "cuda::memory_is_as_planned", |device| cuda::memory(device));
+    gpu!(suite, "cuda::a_timeline_adds_up", |device| cuda::timeline(device));
     suite.run()
 }
 
@@ -65,7 +66,7 @@ mod drafts {
         change: impl FnOnce(&Context<B>, &Tokenizer, &mut Model<B, bf16>),
     ) -> (Vec<(Vec<u32>, Finish)>, Stats) {
         let (tokenizer, mut model) = load::<B>(on);
-        let context = Context { queue: on.clone(), device: B::device(on) };
+        let context = Context::new(on.clone(), B::device(on));
         change(&context, &tokenizer, &mut model);
         let limits = Limits {
             slots: 2,
@@ -140,12 +141,12 @@ mod drafts {
 #[cfg(feature = "cuda")]
 mod cuda {
     use engine::{
-        Engine, Options, Pace, Request,
+        Engine, Options, Pace, Request, bench,
         cache::Limits,
         config::{Config, FeedForward},
         draft::{DraftLength, Mtp},
         memory,
-        model::{self, Context, EngineBackend, Scales},
+        model::{self, Context, EngineBackend, Op, Scales, Side},
         parity::{self, Plan},
         round::Core,
         text::Tokenizer,
@@ -160,7 +161,7 @@ mod cuda {
     }
 
     fn on(device: &Device) -> Context<Cuda> {
-        Context { queue: device.queue.clone(), device: device.info.clone() }
+        Context::new(device.queue.clone(), device.info.clone())
     }
 
     fn load<B: EngineBackend, A: Activation>(cx: &Context<B>) -> (Tokenizer, model::Model<B, A>) {
@@ -230,6 +231,37 @@ mod cuda {
         assert!(used + SLACK + plan.graphs + plan.workspaces >= plan.total(), "{plan:?}: {used}");
     }
 
+    /// Rounds that were recorded before are enqueued one by one, every mark can be read, and streams stay what they were.
+    pub(crate) fn timeline(device: &Device) {
+        let cx = on(device);
+        let (_, model) = load::<Cuda, bf16>(&cx);
+        let layers = model.config().layers.len() as f64;
+        let plan = bench::Plan {
+            batches: vec![1, 3],
+            context: 40,
+            drafts: vec![DraftLength::Fixed(2), DraftLength::Fixed(1)],
+            rounds: 8,
+            accept: None,
+            pace: Pace::Recorded,
+            prefill_rows: 128,
+            flush_after: 3,
+            seed: 1,
+            timeline: true,
+        };
+        let report = bench::run(cx, model, &plan, |_| {}).expect("it runs");
+        println!("{report}");
+        assert!(report.identical(), "{report}");
+        assert_eq!(report.timelines.len(), 6);
+        for timeline in &report.timelines {
+            let row = |side, op| timeline.operations.iter().find(|o| (o.side, o.op) == (side, op));
+            assert_eq!(row(Side::Target, Op::Down).map(|o| o.count), Some(layers), "{timeline}");
+            let passes = (timeline.drafts > 0).then_some(timeline.drafts as f64);
+            assert_eq!(row(Side::Draft, Op::MtpFc).map(|o| o.count), passes, "{timeline}");
+            assert!(timeline.operations.iter().all(|o| o.us > 0.0), "{timeline}");
+            assert!(timeline.between_us > 0.0 && timeline.between_us < timeline.us, "{timeline}");
+        }
+    }
+
     const TEXT: &str = "fn main() {\n    let mut total = 0;\n    for i in 0..10 {\n        total += i * i;\n    }\n    \
                         println!(\"{total}\");\n}\n\nThe sum of the first ten squares is 285. Once upon a time there was";
 
@@ -258,8 +290,8 @@ mod cuda {
     /// Both halves round to bf16 at the same places and differ in the order of sums: their distances from fp32 are those
     /// of two draws from one distribution. A wrong operation is out by the logits themselves.
     pub(crate) fn logits(device: &Device) {
-        let exact = score::<Cpu, f32>(Context { queue: (), device: DeviceInfo::cpu() });
-        let reference = score::<Cpu, bf16>(Context { queue: (), device: DeviceInfo::cpu() });
+        let exact = score::<Cpu, f32>(Context::new((), DeviceInfo::cpu()));
+        let reference = score::<Cpu, bf16>(Context::new((), DeviceInfo::cpu()));
         let got = score::<Cuda, bf16>(on(device));
         assert_eq!(got.len(), exact.len());
         let rms = |a: &[f32], b: &[f32]| {

@@ -51,7 +51,7 @@ pub fn load<A: Activation>(name: &str) -> (Context<Cpu>, Model<Cpu, A>) {
     let dir = assets(name);
     let checkpoint = Checkpoint::open(&dir).expect("the checkpoint is complete");
     let valid = Tokenizer::open(&dir).expect("the tokenizer is there").valid_vocab();
-    let context = Context { queue: (), device: DeviceInfo::cpu() };
+    let context = Context::new((), DeviceInfo::cpu());
     let model = model::build(&context.queue, &checkpoint, valid).expect("it fits in memory");
     (context, model)
 }

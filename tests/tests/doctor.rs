@@ -18,7 +18,7 @@ fn report(mtp: MtpFrom, options: &Options) -> Report {
     let dir = assets(EMBEDDED);
     let checkpoint = Checkpoint::open_with(&dir, &weights::Options { mtp }).unwrap();
     let tokenizer = Tokenizer::open(&dir).unwrap();
-    let context = Context { queue: (), device: DeviceInfo::cpu() };
+    let context = Context::new((), DeviceInfo::cpu());
     let model = model::build::<Cpu, bf16>(&context.queue, &checkpoint, tokenizer.valid_vocab()).unwrap();
     let prompts: Vec<_> = prompts().iter().step_by(2).map(|p| tokenizer.encode(p).unwrap()).collect();
     examine(context, model, &prompts, options).unwrap()

@@ -5,8 +5,10 @@
 //! whether both runs said the same is seen by the way.
 
 mod report;
+mod timeline;
 
 pub use report::{Floor, Point, Report};
+pub use timeline::{Operations, Timeline};
 
 use crate::{
     Engine, Error, Event, Options, Pace, Request, RequestId, Result,
@@ -19,6 +21,7 @@ use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
+use timeline::{Rounds, mixture_bytes};
 
 /// What to measure.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +45,8 @@ pub struct Plan {
     pub flush_after: usize,
     /// Of all prompts and draws.
     pub seed: u64,
+    /// Whether to measure each operation too, in rounds of their own.
+    pub timeline: bool,
 }
 
 /// Rounds after a change of k that are not measured: every part runs once, is recorded, and is replayed once.
@@ -50,6 +55,10 @@ const WARM: usize = 4;
 const PAGE_ROWS: usize = 64;
 /// Rounds that [`DraftLength::Auto`] has to find its way.
 const LEARNING: usize = 30;
+/// Rounds of a timeline: a few times as many as it takes until a journal is folded.
+const TRACED: usize = 12;
+/// Rounds before them, in which the host gets ahead of the device.
+const AHEAD: usize = 2;
 
 impl Plan {
     fn most(&self) -> usize {
@@ -67,10 +76,11 @@ impl Plan {
             DraftLength::Auto => self.most(),
             _ => length.most(),
         };
-        let drafted = |length| (Self::warm(length) + self.rounds + 4) * (1 + most(length));
+        let traced = if self.timeline { AHEAD + TRACED } else { 0 };
+        let drafted = |length| (Self::warm(length) + self.rounds + traced + 4) * (1 + most(length));
         let all: usize = self.drafts.iter().map(drafted).sum();
         // While the last prompts are computed, the first sequences decode already.
-        all + 2 * (WARM + self.rounds)
+        all + 2 * (WARM + self.rounds + traced)
             + self.batches.iter().max().unwrap_or(&1) * self.context / self.prefill_rows
             + 8
     }
@@ -150,6 +160,9 @@ pub fn run<B: EngineBackend, A: Activation>(
         report.prefilled(batch * plan.context, run.prefill);
         let plain = run.measure(&mut engine, plan, batch, &DraftLength::Fixed(0))?;
         report.points.push(plain);
+        if plan.timeline {
+            report.timelines.push(run.trace(&mut engine, batch, 0)?);
+        }
         if plan.drafts.is_empty() {
             idle = Some(engine.into_core().into_model());
             continue;
@@ -164,6 +177,9 @@ pub fn run<B: EngineBackend, A: Activation>(
             progress(&format!("batch {batch}, {length} drafts"));
             let point = run.measure(&mut engine, plan, batch, length)?;
             report.points.push(point);
+            if let (true, DraftLength::Fixed(drafts)) = (plan.timeline, length) {
+                report.timelines.push(run.trace(&mut engine, batch, *drafts)?);
+            }
         }
         report.compared(batch, &truth, &run.tokens());
         idle = Some(engine.into_core().into_model());
@@ -281,6 +297,30 @@ impl Run {
             draft: after.draft - before.draft,
             experts: engine.distinct_experts()?,
         })
+    }
+
+    /// More rounds like those just measured, their operations enqueued one by one.
+    fn trace<B: EngineBackend, A: Activation>(
+        &mut self,
+        engine: &mut Engine<B, A>,
+        batch: usize,
+        drafts: usize,
+    ) -> Result<Timeline> {
+        engine.trace().start();
+        for round in 0..AHEAD + TRACED {
+            if round == AHEAD {
+                engine.trace().take();
+            }
+            let events = engine.step()?;
+            self.take(events)?;
+        }
+        engine.trace().stop();
+        let events = engine.settle()?;
+        self.take(events)?;
+        let config = engine.model().config();
+        let experts = engine.distinct_experts()?;
+        let mixture = experts.and_then(|distinct| mixture_bytes(config, size_of::<A>(), distinct));
+        Timeline::of(&engine.trace().take(), Rounds { batch, drafts, rounds: TRACED, mixture })
     }
 
     /// Plain decoding up to a number of tokens for each.

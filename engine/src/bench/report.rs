@@ -1,6 +1,6 @@
 //! What was measured, as a table and as JSON.
 
-use super::Plan;
+use super::{Plan, Timeline};
 use crate::{
     config::{Config, FeedForward, LayerKind},
     draft::DraftLength,
@@ -125,6 +125,9 @@ pub struct Report {
     pub prefill: f64,
     /// The measurements; the plain one comes first in each batch.
     pub points: Vec<Point>,
+    /// Where the time of rounds goes, if asked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub timelines: Vec<Timeline>,
     /// Sequences compared with plain decoding.
     pub compared: usize,
     /// Those of them that are not a beginning of it.
@@ -140,6 +143,7 @@ impl Report {
             ceiling,
             prefill: 0.0,
             points: Vec::new(),
+            timelines: Vec::new(),
             compared: 0,
             different: 0,
         }
@@ -220,6 +224,16 @@ impl fmt::Display for Report {
                 or_none(self.speed_up(p).map(|x| format!("{x:.2} x"))),
                 or_none(p.experts.map(|n| format!("{n:.1}"))),
                 or_none(self.share(p).map(|x| format!("{:.0} %", 100.0 * x))),
+            )?;
+        }
+        for timeline in &self.timelines {
+            write!(f, "\n{timeline}")?;
+        }
+        if !self.timelines.is_empty() {
+            writeln!(
+                f,
+                "\nThese operations are enqueued one by one, with marks around each, so launches that overlap in a graph do not \
+                 here; rounds of the table above have no marks.\n"
             )?;
         }
         match (self.compared, self.different) {

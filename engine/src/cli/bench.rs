@@ -59,6 +59,9 @@ pub(crate) struct Bench {
     /// Of prompts, draws and random weights
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Also where a round goes: the time of each kind of operation, plain and with each fixed number of drafts
+    #[arg(long)]
+    timeline: bool,
     /// The table as JSON
     #[arg(long)]
     json: bool,
@@ -93,6 +96,7 @@ impl Job for &Bench {
             prefill_rows: self.prefill,
             flush_after: self.flush_after,
             seed: self.seed,
+            timeline: self.timeline,
         };
         let mtp = if plan.drafts.is_empty() { MtpFrom::Nowhere } else { MtpFrom::Checkpoint };
         let source = self.source.open(mtp, self.seed)?;

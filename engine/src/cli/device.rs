@@ -37,7 +37,7 @@ impl DeviceName {
 }
 
 fn cpu() -> Context<Cpu> {
-    Context { queue: (), device: DeviceInfo::cpu() }
+    Context::new((), DeviceInfo::cpu())
 }
 
 #[cfg(feature = "cuda")]
@@ -48,7 +48,7 @@ fn cuda<J: Job>(job: J) -> Result<J::Output> {
     unsafe { cuda.disable_event_tracking() };
     let queue = cuda.new_stream()?;
     eprintln!("on {}", device.name);
-    job.run::<kernels_core::Cuda, bf16>(Context { queue, device })
+    job.run::<kernels_core::Cuda, bf16>(Context::new(queue, device))
 }
 
 #[cfg(not(feature = "cuda"))]

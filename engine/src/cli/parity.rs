@@ -134,7 +134,7 @@ impl Job for &Parity {
         let mut model = source.build::<B, A>(&context)?;
         self.vocab.trim(&context, &mut model, &source)?;
         let progress = Progress::new();
-        let again = Context { queue: context.queue.clone(), device: context.device.clone() };
+        let again = Context::new(context.queue.clone(), context.device.clone());
         let rows =
             parity::run(context, model, &tokenizer, &plan, |what, done, of| progress.show(what, done, of))?;
         let weights: usize = required_tensors(source.config()).map(|t| t.elements()).sum::<usize>() * 2;
@@ -142,7 +142,7 @@ impl Job for &Parity {
             return Ok(Output { rows, across: None });
         }
         progress.show("the CPU beside the device", plan.rows.len(), plan.rows.len());
-        let cpu = Context { queue: (), device: DeviceInfo::cpu() };
+        let cpu = Context::new((), DeviceInfo::cpu());
         let (here, there) = (source.build::<B, A>(&again)?, source.build::<Cpu, A>(&cpu)?);
         let texts = parity::prompts();
         let prompts: Vec<Vec<u32>> =

@@ -7,7 +7,7 @@ use super::Wiring;
 use crate::{
     Error, Result,
     cache::{Limits, Pool, Shared},
-    model::{Context, EngineBackend, Kind, Mixer, Model, Pass, Scratch, linear},
+    model::{Context, EngineBackend, Kind, Mixer, Model, Op, Pass, Scratch, linear},
 };
 use kernels_core::{Activation, Tensor, TensorMut, rope, slots::Fault};
 use kernels_dense::{ConcatNorm, ConcatNormArgs, Epilogue, NormProblem};
@@ -164,7 +164,7 @@ impl<'m, B: EngineBackend, A: Activation> Head<'m, B, A> {
         ConcatNorm::plan(NormProblem { rows, n, eps }, &cx.device)?.run(&cx.queue, args)?;
         let concat = Tensor::of(&scratch.concat, [rows, 2 * n]);
         let residual = TensorMut::of(&mut scratch.residual, [rows, n]);
-        linear(cx, &mut scratch.workspaces, residual, concat, &mtp.fc, Epilogue::Store)?;
+        linear(cx, Op::MtpFc, &mut scratch.workspaces, residual, concat, &mtp.fc, Epilogue::Store)?;
 
         let layer = &mtp.layer;
         let Mixer::Attention(weights) = &layer.mixer else {

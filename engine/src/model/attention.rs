@@ -1,6 +1,6 @@
 //! Gated full attention over paged K/V.
 
-use super::{Attention, Context, EngineBackend, Model, Pass, Scratch, linear};
+use super::{Attention, Context, EngineBackend, Model, Op, Pass, Scratch, linear};
 use crate::{
     Result,
     cache::{Pool, Shared},
@@ -30,6 +30,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let normed = Tensor::of(&scratch.normed, [rows, c.hidden]);
         linear(
             cx,
+            Op::Qkv,
             &mut scratch.workspaces,
             TensorMut::of(&mut scratch.projected, [rows, width]),
             normed,
@@ -53,22 +54,20 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             },
             &cx.device,
         )?;
-        append.run(
-            &cx.queue,
-            AppendArgs {
-                q_out: TensorMut::of(&mut scratch.queries, [rows, c.heads, d]),
-                pool: pool.view_mut(),
-                faults: TensorMut::of(&mut shared.table.faults, [shared.slots + 1]),
-                q: per_head(&projected, c.heads, d, 0),
-                k: projected.reborrow().columns(q_width..q_width + kv_width).heads(c.kv_heads),
-                v: projected.reborrow().columns(q_width + kv_width..width).heads(c.kv_heads),
-                q_norm: Tensor::of(&weights.q_norm, [d]),
-                k_norm: Tensor::of(&weights.k_norm, [d]),
-                rope: Tensor::of(&shared.rope, [shared.positions, c.rotary_dim]),
-                page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
-                rows: pass.index.reborrow(),
-            },
-        )?;
+        let args = AppendArgs {
+            q_out: TensorMut::of(&mut scratch.queries, [rows, c.heads, d]),
+            pool: pool.view_mut(),
+            faults: TensorMut::of(&mut shared.table.faults, [shared.slots + 1]),
+            q: per_head(&projected, c.heads, d, 0),
+            k: projected.reborrow().columns(q_width..q_width + kv_width).heads(c.kv_heads),
+            v: projected.reborrow().columns(q_width + kv_width..width).heads(c.kv_heads),
+            q_norm: Tensor::of(&weights.q_norm, [d]),
+            k_norm: Tensor::of(&weights.k_norm, [d]),
+            rope: Tensor::of(&shared.rope, [shared.positions, c.rotary_dim]),
+            page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
+            rows: pass.index.reborrow(),
+        };
+        cx.run(Op::Append, |on| append.run(on, args))?;
         let problem = self.attention_problem(pass, first_key, pool, shared);
         let on = &cx.queue;
         let workspaces = &mut scratch.workspaces;
@@ -88,17 +87,17 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                 let op = Verify::plan(problem, &cx.device)?;
                 args.work = workspaces.work.left(Work::plan(problem, &cx.device)?.len());
                 args.workspace = workspaces.other.lend(on, op.workspace_bytes())?;
-                op.run(on, args)?;
+                cx.run(Op::Attention, |on| op.run(on, args))?;
             }
             Kind::Prefill => {
                 let op = Prefill::plan(problem, &cx.device)?;
                 args.workspace = workspaces.other.lend(on, op.workspace_bytes())?;
-                op.run(on, args)?;
+                cx.run(Op::Attention, |on| op.run(on, args))?;
             }
         }
         let mixed = Tensor::of(&scratch.mixed, [rows, c.heads * d]);
         let residual = TensorMut::of(&mut scratch.residual, [rows, c.hidden]);
-        linear(cx, &mut scratch.workspaces, residual, mixed, &weights.out, Epilogue::AddTo)
+        linear(cx, Op::AttentionOut, &mut scratch.workspaces, residual, mixed, &weights.out, Epilogue::AddTo)
     }
 
     /// Lists what the attention layers of a decode pass with keys from `first_key` on will do.
@@ -122,7 +121,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
             rows: pass.index.reborrow(),
         };
-        Ok(op.run(&cx.queue, args)?)
+        cx.run(Op::WorkList, |on| op.run(on, args))
     }
 
     fn attention_problem(

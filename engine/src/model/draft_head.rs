@@ -1,7 +1,7 @@
 //! A head with some rows of the target's: what drafts are chosen by, where reading the whole one would cost more than
 //! the drafts it finds.
 
-use super::{Context, EngineBackend, Model, Workspaces};
+use super::{Context, EngineBackend, Model, Op, Workspaces};
 use crate::{Result, config::Config, draft::DraftVocab};
 use kernels_core::{Activation, Backend, Tensor, TensorMut};
 use kernels_dense::{Embed, EmbedArgs, EmbedProblem, Head, HeadArgs, HeadProblem};
@@ -54,7 +54,8 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             ids: Tensor::of(&to.ids, [rows]),
             table: Tensor::of(self.head.as_ref().unwrap_or(&self.embed), [*vocab, *n]),
         };
-        Ok(Embed::plan(EmbedProblem { rows, n: *n, vocab: *vocab }, &cx.device)?.run(&cx.queue, args)?)
+        let op = Embed::plan(EmbedProblem { rows, n: *n, vocab: *vocab }, &cx.device)?;
+        cx.run(Op::Gather, |on| op.run(on, args))
     }
 
     /// As [`logits`](Self::logits), by the trimmed head: only columns of listed ids are written, the others have to be
@@ -79,6 +80,6 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             ids: Some(Tensor::of(&head.ids, [head.rows])),
             workspace: workspaces.dense.lend(&cx.queue, op.workspace_bytes())?,
         };
-        Ok(op.run(&cx.queue, args)?)
+        cx.stream(Op::Head, head.rows * k * size_of::<A>(), |on| op.run(on, args))
     }
 }

@@ -1,6 +1,6 @@
 //! Feed-forward blocks.
 
-use super::{Context, EngineBackend, Ffn, Model, Scratch, linear};
+use super::{Context, EngineBackend, Ffn, Model, Op, Scratch, linear};
 use crate::{Result, config};
 use kernels_core::{Activation, Tensor, TensorMut};
 use kernels_dense::{Epilogue, Moe, MoeArgs, MoeProblem};
@@ -21,9 +21,9 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         match (ffn, &self.config.ffn) {
             (Ffn::Dense { gate_up, down }, config::FeedForward::Dense { intermediate }) => {
                 let inner = TensorMut::of(&mut scratch.inner, [rows, *intermediate]);
-                linear(cx, &mut scratch.workspaces, inner, x, gate_up, Epilogue::SiluMul)?;
+                linear(cx, Op::GateUp, &mut scratch.workspaces, inner, x, gate_up, Epilogue::SiluMul)?;
                 let inner = Tensor::of(&scratch.inner, [rows, *intermediate]);
-                linear(cx, &mut scratch.workspaces, residual, inner, down, Epilogue::AddTo)
+                linear(cx, Op::Down, &mut scratch.workspaces, residual, inner, down, Epilogue::AddTo)
             }
             (
                 Ffn::Moe { router, gate_up, down, shared_gate_up, shared_down, shared_gate },
@@ -53,7 +53,8 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                     shared_gate: Tensor::of(shared_gate, [1, hidden]),
                     workspace: scratch.workspaces.dense.lend(&cx.queue, op.workspace_bytes())?,
                 };
-                Ok(op.run(&cx.queue, args)?)
+                // What it reads is for the rows to choose.
+                cx.run(Op::Moe, |on| op.run(on, args))
             }
             _ => unreachable!("the builder makes blocks of the configuration's kind"),
         }

@@ -1,6 +1,6 @@
 //! The Gated Delta Net mixer: projection, conv, recurrence, gated norm, output.
 
-use super::{Context, EngineBackend, Gdn, Kind, Mixer, Model, Pass, Scratch, linear};
+use super::{Context, EngineBackend, Gdn, Kind, Mixer, Model, Op, Pass, Scratch, linear};
 use crate::{
     Error, Result,
     cache::{Recurrent, Shared},
@@ -77,6 +77,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let normed = Tensor::of(&scratch.normed, [rows, c.hidden]);
         linear(
             cx,
+            Op::GdnIn,
             &mut scratch.workspaces,
             TensorMut::of(&mut scratch.projected, [rows, width]),
             normed,
@@ -106,10 +107,10 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             bias: None,
             rows: pass.index.reborrow(),
         };
-        match pass.kind {
-            Kind::Decode => kernels_conv::Verify::plan(problem, &cx.device)?.run(&cx.queue, args)?,
-            Kind::Prefill => kernels_conv::Prefill::plan(problem, &cx.device)?.run(&cx.queue, args)?,
-        }
+        cx.run(Op::Conv, |on| match pass.kind {
+            Kind::Decode => kernels_conv::Verify::plan(problem, &cx.device)?.run(on, args),
+            Kind::Prefill => kernels_conv::Prefill::plan(problem, &cx.device)?.run(on, args),
+        })?;
 
         let convolved = Tensor::<B, A, 2>::of(&scratch.convolved, [rows, channels]);
         let key_width = g.k_width();
@@ -141,10 +142,10 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             dt_bias: Tensor::of(&weights.dt_bias, [g.v_heads]),
             rows: pass.index.reborrow(),
         };
-        match pass.kind {
-            Kind::Decode => kernels_gdn::Verify::plan(problem, &cx.device)?.run(&cx.queue, args)?,
-            Kind::Prefill => kernels_gdn::Prefill::plan(problem, &cx.device)?.run(&cx.queue, args)?,
-        }
+        cx.run(Op::Gdn, |on| match pass.kind {
+            Kind::Decode => kernels_gdn::Verify::plan(problem, &cx.device)?.run(on, args),
+            Kind::Prefill => kernels_gdn::Prefill::plan(problem, &cx.device)?.run(on, args),
+        })?;
 
         let problem = GatedNormProblem { rows, heads: g.v_heads, head_dim: g.v_dim, eps: c.eps };
         let args = GatedNormArgs {
@@ -153,9 +154,10 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             gate: projected.reborrow().columns(channels..gates).heads(g.v_heads),
             weight: Tensor::of(&weights.norm, [g.v_dim]),
         };
-        GatedNorm::plan(problem, &cx.device)?.run(&cx.queue, args)?;
+        let op = GatedNorm::plan(problem, &cx.device)?;
+        cx.run(Op::GatedNorm, |on| op.run(on, args))?;
         let gated = Tensor::of(&scratch.gated, [rows, z_width]);
         let residual = TensorMut::of(&mut scratch.residual, [rows, c.hidden]);
-        linear(cx, &mut scratch.workspaces, residual, gated, &weights.out, Epilogue::AddTo)
+        linear(cx, Op::GdnOut, &mut scratch.workspaces, residual, gated, &weights.out, Epilogue::AddTo)
     }
 }

@@ -7,12 +7,14 @@ mod ffn;
 mod gdn;
 mod random;
 pub(crate) mod scratch;
+mod trace;
 mod workspace;
 
 pub use build::build;
 pub use draft_head::DraftHead;
 pub use random::{Scales, random};
 pub use scratch::Scratch;
+pub use trace::{Op, Side, Span, Trace};
 pub use workspace::{Workspace, Workspaces};
 
 use crate::{Result, cache::Caches, config::Config, machine::Machine};
@@ -35,11 +37,13 @@ impl<B: Machine + AttnBackend + ConvBackend + DenseBackend + GdnBackend + SpecBa
 
 /// Where operations run.
 #[derive(Debug)]
-pub struct Context<B: Backend> {
+pub struct Context<B: Machine> {
     /// The queue everything is enqueued on, in order.
     pub queue: B::Queue,
     /// What plans may know.
     pub device: DeviceInfo,
+    /// When each of them began and ended, while it is on.
+    pub trace: Trace<B>,
 }
 
 /// How the rows of a forward pass treat the GDN journal.
@@ -253,19 +257,18 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         }
         let [left, right] = halves;
         let problem = NormProblem { rows, n, eps };
-        ConcatNorm::plan(problem, &cx.device)?.run(
-            &cx.queue,
-            ConcatNormArgs::<B, A> {
-                out: TensorMut::of(&mut scratch.concat, [rows, 2 * n]),
-                left: Tensor::of(left.0, [rows, n]),
-                left_weight: Tensor::of(left.1, [n]),
-                right: Tensor::of(right.0, [rows, n]),
-                right_weight: Tensor::of(right.1, [n]),
-            },
-        )?;
+        let op = ConcatNorm::plan(problem, &cx.device)?;
+        let args = ConcatNormArgs::<B, A> {
+            out: TensorMut::of(&mut scratch.concat, [rows, 2 * n]),
+            left: Tensor::of(left.0, [rows, n]),
+            left_weight: Tensor::of(left.1, [n]),
+            right: Tensor::of(right.0, [rows, n]),
+            right_weight: Tensor::of(right.1, [n]),
+        };
+        cx.run(Op::ConcatNorm, |on| op.run(on, args))?;
         let concat = Tensor::of(&scratch.concat, [rows, 2 * n]);
         let residual = TensorMut::of(&mut scratch.residual, [rows, n]);
-        linear(cx, &mut scratch.workspaces, residual, concat, &mtp.fc, Epilogue::Store)?;
+        linear(cx, Op::MtpFc, &mut scratch.workspaces, residual, concat, &mtp.fc, Epilogue::Store)?;
         self.norm(cx, rows, &scratch.residual, &mtp.layer.input_norm, &mut scratch.normed)?;
         let Mixer::Attention(weights) = &mtp.layer.mixer else {
             unreachable!("the builder gives the draft head an attention layer")
@@ -299,7 +302,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             ids: None,
             workspace: workspaces.dense.lend(&cx.queue, op.workspace_bytes())?,
         };
-        Ok(op.run(&cx.queue, args)?)
+        cx.stream(Op::Head, vocab * k * size_of::<A>(), |on| op.run(on, args))
     }
 
     pub(crate) fn embed(
@@ -313,7 +316,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let out = TensorMut::of(out, [rows, n]);
         let table = Tensor::of(&self.embed, [vocab, n]);
         let op = Embed::plan(EmbedProblem { rows, n, vocab }, &cx.device)?;
-        Ok(op.run(&cx.queue, EmbedArgs { out, ids: ids.reborrow(), table })?)
+        cx.run(Op::Embed, |on| op.run(on, EmbedArgs { out, ids: ids.reborrow(), table }))
     }
 
     pub(crate) fn norm(
@@ -330,13 +333,15 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             x: Tensor::of(x, [rows, n]),
             weight: Tensor::of(weight, [n]),
         };
-        Ok(Norm::plan(NormProblem { rows, n, eps }, &cx.device)?.run(&cx.queue, args)?)
+        let op = Norm::plan(NormProblem { rows, n, eps }, &cx.device)?;
+        cx.run(Op::Norm, |on| op.run(on, args))
     }
 }
 
 /// `out = epilogue(x weight^T)`; the sizes are those of `out` and `x`.
 pub(crate) fn linear<B: EngineBackend, A: Activation>(
     cx: &Context<B>,
+    name: Op,
     workspaces: &mut Workspaces<B>,
     mut out: TensorMut<'_, B, A, 2>,
     x: Tensor<'_, B, A, 2>,
@@ -349,5 +354,5 @@ pub(crate) fn linear<B: EngineBackend, A: Activation>(
     let op = Linear::plan(LinearProblem { rows, k, n, epilogue }, &cx.device)?;
     let workspace = workspaces.dense.lend(&cx.queue, op.workspace_bytes())?;
     let args = LinearArgs { out: out.reborrow(), x: x.reborrow(), weight, gate: None, workspace };
-    Ok(op.run(&cx.queue, args)?)
+    cx.stream(name, weight_rows * k * size_of::<A>(), |on| op.run(on, args))
 }

@@ -4,9 +4,10 @@ use super::{Context, EngineBackend, Model, build};
 use crate::{
     Result,
     config::Config,
+    machine::Machine,
     weights::{self, TensorSpec},
 };
-use kernels_core::{Activation, Backend, TensorMut};
+use kernels_core::{Activation, TensorMut};
 use kernels_dense::{RandomFill, RandomFillArgs, RandomFillProblem};
 use std::convert::Infallible;
 
@@ -61,7 +62,7 @@ impl Default for Scales {
 ///     "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "intermediate_size": 64,
 ///     "vocab_size": 100}"#;
 /// let config = Config::parse(text, "config.json".as_ref())?;
-/// let context = Context::<Cpu> { queue: (), device: DeviceInfo::cpu() };
+/// let context = Context::<Cpu>::new((), DeviceInfo::cpu());
 /// let model = model::random::<Cpu, bf16>(&context, config, 7, &Scales::default())?;
 /// assert_eq!(model.valid_vocab(), 100);
 /// # Ok::<(), engine::Error>(())
@@ -91,7 +92,7 @@ struct Draw {
     std: f32,
 }
 
-struct Random<'c, B: Backend> {
+struct Random<'c, B: Machine> {
     cx: &'c Context<B>,
     seed: u64,
 }
@@ -101,7 +102,7 @@ impl<B: EngineBackend> build::Source for Random<'_, B> {
     type Tensor = Draw;
 
     fn rows<A: Activation>(&self, parts: &[&Draw]) -> Result<B::Memory<A>> {
-        let Context { queue, device } = self.cx;
+        let Context { queue, device, .. } = self.cx;
         let mut memory = B::zeros::<A>(queue, parts.iter().map(|part| part.len).sum())?;
         let mut at = 0;
         for &&Draw { len, stream, mean, std } in parts {
@@ -160,7 +161,7 @@ mod tests {
     const VOCAB: usize = 1000;
 
     fn context() -> Context<Cpu> {
-        Context { queue: (), device: DeviceInfo::cpu() }
+        Context::new((), DeviceInfo::cpu())
     }
 
     /// A small model with the heads, the layers and the tie of a large one.

@@ -5,7 +5,7 @@ use crate::{
     Result,
     cache::{Limits, MAX_DRAFTS},
     draft::OracleTable,
-    model::{EngineBackend, Kind},
+    model::{EngineBackend, Kind, Op},
 };
 use kernels_core::{Activation, PAD, Tensor, TensorMut, fault};
 use kernels_spec::{
@@ -63,7 +63,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             forward: self.pass.table.lend(),
         };
         let problem = DraftProblem { base, ring_rows };
-        DraftInputs::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+        let op = DraftInputs::plan(problem, &self.cx.device)?;
+        self.cx.run(Op::Inputs, |on| op.run(on, args))?;
         if !self.pace.by_bounds() {
             self.draft.rows = offsets_of(&self.cx.queue, &self.draft.table)?[sequences].max(1);
         }
@@ -81,7 +82,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             forward: self.pass.table.lend(),
             rows: self.draft.table.lend(),
         };
-        Carry::plan(hidden, &self.cx.device)?.run(&self.cx.queue, args)?;
+        let op = Carry::plan(hidden, &self.cx.device)?;
+        self.cx.run(Op::Carry, |on| op.run(on, args))?;
         // The head has no recurrence, so a kind is only a kernel of attention, and bits are the same.
         self.draft_forward(if max_rows <= MAX_DRAFTS + 1 { Kind::Decode } else { Kind::Prefill })?;
         self.propose(None)
@@ -120,7 +122,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             hidden: Tensor::of(&self.scratch.hidden, [rows, width]),
             rows: self.pass.table.lend(),
         };
-        Ok(KeepHidden::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?)
+        let op = KeepHidden::plan(problem, &self.cx.device)?;
+        self.cx.run(Op::Keep, |on| op.run(on, args))
     }
 
     /// Makes draft number `step + 1` of every job that wants it. Step 0 follows a [`refresh`](Self::refresh).
@@ -153,7 +156,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
                 slots: self.caches.shared.table.lend(),
                 rows: self.draft.table.lend(),
             };
-            LastRows::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+            let op = LastRows::plan(problem, &self.cx.device)?;
+            self.cx.run(Op::LastRows, |on| op.run(on, args))?;
             Choosing::Last
         } else {
             // In `carried` stands the head's own output for the row before, in place of the target's, and
@@ -165,7 +169,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
                 slots: self.caches.shared.table.lend(),
                 sequences: self.drafting[step].of(sequences),
             };
-            ChainInputs::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+            let op = ChainInputs::plan(problem, &self.cx.device)?;
+            self.cx.run(Op::Inputs, |on| op.run(on, args))?;
             self.draft_forward(Kind::Decode)?;
             Choosing::Draft
         };
@@ -178,7 +183,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             hidden: Tensor::of(&self.scratch.drafted, [drafted, width]),
             rows: self.draft.table.lend(),
         };
-        TakeLast::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+        let op = TakeLast::plan(problem, &self.cx.device)?;
+        self.cx.run(Op::LastRows, |on| op.run(on, args))?;
         self.choose_drafts(choosing, sequences)?;
         self.propose(Some(choosing))
     }
@@ -212,7 +218,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             choice: choosing.map(|_| Tensor::of(&self.scratch.choice, [sequences])),
             rows: rows.lend(),
         };
-        Ok(Propose::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?)
+        let op = Propose::plan(problem, &self.cx.device)?;
+        self.cx.run(Op::Propose, |on| op.run(on, args))
     }
 
     fn hidden_problem(&self, sequences: usize, rows: usize) -> HiddenProblem {
@@ -256,6 +263,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             sequences: table.sequences.of(sequences),
             drafts: table.drafts.of(sequences),
         };
-        Ok(kernels_spec::Oracle::plan(problem, &self.cx.device)?.run(on, args)?)
+        let op = kernels_spec::Oracle::plan(problem, &self.cx.device)?;
+        self.cx.run(Op::Script, |on| op.run(on, args))
     }
 }

@@ -50,10 +50,10 @@ impl<B: Machine> Default for Recordings<B> {
 }
 
 impl<B: EngineBackend, A: Activation> Core<B, A> {
-    /// Does `work`, from the second time on by a recording. Everything that `work` enqueues must follow from
-    /// `part`, and it must leave the host's own numbers alone: with a recording it is not called.
+    /// Does `work`, from the second time on by a recording, unless there is a trace to keep. Everything that `work`
+    /// enqueues must follow from `part`, and it must leave the host's own numbers alone: with a recording it is not called.
     pub(super) fn part(&mut self, part: Part, mut work: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
-        if !self.pace.records() {
+        if !self.pace.records() || self.cx.trace.is_on() {
             return work(self);
         }
         let moves = self.scratch.workspaces.moves();

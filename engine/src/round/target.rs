@@ -8,7 +8,7 @@ use crate::{
     Result,
     cache::Limits,
     config::FeedForward,
-    model::{EngineBackend, Kind, Tap},
+    model::{EngineBackend, Kind, Op, Side, Tap},
     request::{MAX_BIAS, MAX_EOS, MAX_STOP_LENGTH, MAX_STOPS},
 };
 use kernels_core::{Activation, PAD, Tensor, TensorMut};
@@ -32,6 +32,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         chunks: &[(usize, usize)],
         tap: Option<Tap<'_, B, A>>,
     ) -> Result<Ticket<B>> {
+        self.cx.trace.side(Side::Target);
         let started = B::mark(&self.cx.queue)?;
         let sequences = chunks.len();
         let rows: usize = chunks.iter().map(|(_, rows)| rows).sum();
@@ -46,7 +47,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             sequences: self.wanted.of(sequences),
             lengths: self.lengths.of(sequences),
         };
-        op.run(&self.cx.queue, args)?;
+        self.cx.run(Op::Inputs, |on| op.run(on, args))?;
         self.forward(Kind::Prefill, tap)?;
 
         // Only the last row of a sequence can end its prompt, so only that one needs logits.
@@ -56,7 +57,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             slots: self.caches.shared.table.lend(),
             rows: self.pass.table.lend(),
         };
-        LastRows::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?;
+        let op = LastRows::plan(problem, &self.cx.device)?;
+        self.cx.run(Op::LastRows, |on| op.run(on, args))?;
         let c = self.model.config();
         let hidden = HiddenProblem {
             sequences,
@@ -72,7 +74,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             hidden: Tensor::of(&self.scratch.hidden, [rows, c.hidden]),
             rows: self.pass.table.lend(),
         };
-        TakeLast::plan(hidden, &self.cx.device)?.run(&self.cx.queue, args)?;
+        let op = TakeLast::plan(hidden, &self.cx.device)?;
+        self.cx.run(Op::LastRows, |on| op.run(on, args))?;
         let picked = Tensor::of(&self.scratch.picked, [sequences, c.hidden]);
         self.model.logits(&self.cx, picked, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
         self.sample(Choosing::Last, sequences)?;
@@ -93,6 +96,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         jobs: &[(usize, usize)],
         tap: Option<Tap<'_, B, A>>,
     ) -> Result<Ticket<B>> {
+        self.cx.trace.side(Side::Target);
         let started = B::mark(&self.cx.queue)?;
         let slots = self.limits.slots;
         let padding = self.padding.min(slots.saturating_sub(jobs.len()));
@@ -129,7 +133,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             sequences: self.wanted.of(sequences),
             drafts: self.lengths.of(sequences),
         };
-        op.run(&self.cx.queue, args)?;
+        self.cx.run(Op::Inputs, |on| op.run(on, args))?;
         if !self.pace.by_bounds() {
             self.pass.rows = offsets_of(&self.cx.queue, &self.pass.table)?[sequences].max(1) + padding;
         }
@@ -243,7 +247,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             sampling: self.choices.sampling.lend(),
             workspace: self.scratch.workspaces.other.lend(&self.cx.queue, op.workspace_bytes())?,
         };
-        Ok(op.run(&self.cx.queue, args)?)
+        self.cx.run(Op::Sample, |on| op.run(on, args))
     }
 
     /// Accepts, stops, advances: with [`settle_prompts`](Self::settle_prompts) the only place where anything
@@ -261,12 +265,13 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             counters: None,
             rows: self.pass.table.lend(),
         };
-        Ok(Settle::plan(problem, &self.cx.device)?.run(&self.cx.queue, args)?)
+        let op = Settle::plan(problem, &self.cx.device)?;
+        self.cx.run(Op::Settle, |on| op.run(on, args))
     }
 
     /// The same for a pass over prompts: rows are certain, and at most one of a sequence chooses.
     fn settle_prompts(&mut self) -> Result<()> {
-        let (on, device) = (&self.cx.queue, &self.cx.device);
+        let (cx, device) = (&self.cx, &self.cx.device);
         let sequences = self.pass.table.sequences;
         let problem = self.stop_problem(sequences, sequences, 1);
         let base = problem.base;
@@ -277,14 +282,16 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             choice: Tensor::of(&self.scratch.choice, [sequences]),
             rows: self.last.lend(),
         };
-        Accept::plan(base, device)?.run(on, args)?;
+        let op = Accept::plan(base, device)?;
+        cx.run(Op::Settle, |on| op.run(on, args))?;
         let args = StopArgs {
             accepted: TensorMut::of(&mut self.accepted, [sequences]),
             slots: table.lend(),
             stops: self.choices.stops(),
             rows: self.last.lend(),
         };
-        Stop::plan(problem, device)?.run(on, args)?;
+        let op = Stop::plan(problem, device)?;
+        cx.run(Op::Settle, |on| op.run(on, args))?;
         let pass = kernels_spec::Problem { rows: self.pass.rows, max_rows: self.pass.max_rows, ..base };
         let problem = AdvanceProblem {
             base: pass,
@@ -297,14 +304,16 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             counters: None,
             rows: self.pass.table.lend(),
         };
-        Advance::plan(problem, device)?.run(on, args)?;
+        let op = Advance::plan(problem, device)?;
+        cx.run(Op::Settle, |on| op.run(on, args))?;
         let args = EmitArgs {
             emitted: TensorMut::of(&mut self.emitted, [sequences, 3]),
             accepted: Tensor::of(&self.accepted, [sequences]),
             slots: table.lend(),
             rows: self.last.lend(),
         };
-        Ok(Emit::plan(base, device)?.run(on, args)?)
+        let op = Emit::plan(base, device)?;
+        cx.run(Op::Settle, |on| op.run(on, args))
     }
 
     fn stop_problem(&self, sequences: usize, rows: usize, max_rows: usize) -> StopProblem {

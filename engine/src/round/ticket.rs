@@ -4,7 +4,7 @@ use super::{Core, RowTable};
 use crate::{
     Result,
     machine::Machine,
-    model::{EngineBackend, Kind},
+    model::{EngineBackend, Kind, Op, Side},
     request::Finish,
 };
 use kernels_core::Activation;
@@ -88,9 +88,14 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             Kind::Prefill => 3,
         };
         let table: &RowTable<B> = &self.pass.table;
-        B::fetch(on, &self.emitted, slots.len() * width, &mut mail.emitted)?;
-        B::fetch(on, &table.row_offsets, slots.len() + 1, &mut mail.offsets)?;
-        B::fetch(on, &self.caches.shared.table.faults, most, &mut mail.faults)?;
+        let faults = &self.caches.shared.table.faults;
+        self.cx.run(Op::Fetch, |on| {
+            B::fetch(on, &self.emitted, slots.len() * width, &mut mail.emitted)?;
+            B::fetch(on, &table.row_offsets, slots.len() + 1, &mut mail.offsets)?;
+            B::fetch(on, faults, most, &mut mail.faults)
+        })?;
+        // Until the next pass, whatever comes is the drafter's.
+        self.cx.trace.side(Side::Draft);
         Ok(Ticket { kind, slots, width, mail, started, computed })
     }
 

@@ -1,5 +1,6 @@
 //! The program as its users meet it: what it prints, and what it says when something is wrong.
 
+mod bench;
 mod doctor;
 
 mod killed;

@@ -78,7 +78,7 @@ impl Distance {
                 draft_head: true,
             };
             let (vocab, valid) = (model.config().vocab, model.valid_vocab());
-            let cx = Context { queue: on.clone(), device: B::device(on) };
+            let cx = Context::new(on.clone(), B::device(on));
             let mut core = Core::new(cx, model, limits).expect("the limits are sane");
             let known: Vec<u32> = tokens.iter().chain(&greedy).copied().collect();
             core.open(1, &known, &Request::greedy(known.clone(), 1), 256).expect("a slot");

@@ -63,16 +63,24 @@ pub struct SelfTest {
     pub broken: Vec<String>,
 }
 
+impl SelfTest {
+    /// Whether equal bits can be promised on this chip.
+    pub fn holds(&self) -> bool {
+        self.facts > 0 && self.broken.is_empty()
+    }
+}
+
 impl fmt::Display for SelfTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SelfTest { facts, compared, broken } = self;
         write!(f, "self-test: {facts} facts, {compared} numbers compared, ")?;
         match &broken[..] {
-            [] => write!(f, "all hold"),
-            [first, ..] => write!(
+            [] if self.holds() => write!(f, "all hold"),
+            [] => write!(f, "nothing was tried, so equal bits cannot be promised here"),
+            [first, others @ ..] => write!(
                 f,
-                "{} do NOT hold on this chip, so equal bits cannot be promised here; the first: {first}",
-                broken.len()
+                "{} NOT hold on this chip, so equal bits cannot be promised here; the first: {first}",
+                if others.is_empty() { "1 does".into() } else { format!("{} do", broken.len()) }
             ),
         }
     }
@@ -111,6 +119,35 @@ impl Machine for Cpu {
     }
     fn read_ceiling((): &()) -> Result<Option<f64>> {
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_fact_is_named_and_takes_the_promise_back() {
+        let test = |facts, broken: &[&str]| SelfTest {
+            facts,
+            compared: 900,
+            broken: broken.iter().map(ToString::to_string).collect(),
+        };
+        let whole = test(3, &[]);
+        assert!(whole.holds());
+        assert_eq!(whole.to_string(), "self-test: 3 facts, 900 numbers compared, all hold");
+        let one = test(3, &["exp: 2 of 300 elements differ"]);
+        assert!(!one.holds());
+        assert_eq!(
+            one.to_string(),
+            "self-test: 3 facts, 900 numbers compared, 1 does NOT hold on this chip, so equal bits cannot be promised \
+             here; the first: exp: 2 of 300 elements differ"
+        );
+        let two = test(3, &["exp: 2 of 300 elements differ", "silu: 1 of 300 elements differ"]);
+        assert!(two.to_string().contains(" 2 do NOT hold "), "{two}");
+        assert!(two.to_string().ends_with("the first: exp: 2 of 300 elements differ"), "{two}");
+        let nothing = test(0, &[]);
+        assert!(!nothing.holds() && nothing.to_string().contains("cannot be promised"), "{nothing}");
     }
 }
 

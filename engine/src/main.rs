@@ -22,7 +22,7 @@ enum Command {
     Parity(cli::parity::Parity),
     /// Measure rounds: plain and with drafts, one after the other in one run
     Bench(cli::bench::Bench),
-    /// Tell a weak draft head from one that is wired wrongly
+    /// Try the facts about a GPU that equal bits stand on, and tell a weak draft head from one that is wired wrongly
     Doctor(cli::doctor::Doctor),
 }
 

@@ -16,6 +16,7 @@ fn main() {
     gpu!(suite, "cuda::logits_are_as_far_from_f32_as_the_cpus", |device| cuda::logits(device));
     gpu!(suite, "cuda::random_weights_keep_parity", |device| cuda::random_parity(device));
     gpu!(suite, "cuda::memory_is_as_planned", |device| cuda::memory(device));
+    gpu!(suite, "cuda::the_self_test_promises_bits", |device| cuda::self_test(device));
     gpu!(suite, "cuda::a_timeline_adds_up", |device| cuda::timeline(device));
     suite.run()
 }
@@ -145,6 +146,7 @@ mod cuda {
         cache::Limits,
         config::{Config, FeedForward},
         draft::{DraftLength, Mtp},
+        machine::Machine,
         memory,
         model::{self, Context, EngineBackend, Op, Scales, Side},
         parity::{self, Plan},
@@ -229,6 +231,14 @@ mod cuda {
         println!("planned {}, used {}", memory::human(plan.total()), memory::human(used));
         assert!(used <= plan.total() + SLACK, "{plan:?}: {used}");
         assert!(used + SLACK + plan.graphs + plan.workspaces >= plan.total(), "{plan:?}: {used}");
+    }
+
+    /// As commands run it.
+    pub(crate) fn self_test(device: &Device) {
+        let test = Cuda::self_test(&device.queue).expect("it runs").expect("there is a chip");
+        println!("{test}");
+        assert!(test.holds(), "{test}");
+        assert!(test.compared > test.facts, "{test}");
     }
 
     /// Rounds that were recorded before are enqueued one by one, every mark can be read, and streams stay what they were.

@@ -3,7 +3,10 @@
 use super::Dtype;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use engine::model::{Context, EngineBackend};
+use engine::{
+    machine::SelfTest,
+    model::{Context, EngineBackend},
+};
 use kernels_core::{Activation, Cpu, DeviceInfo, bf16};
 
 /// Backends of the command line.
@@ -35,6 +38,24 @@ impl DeviceName {
         }
     }
 }
+
+/// Tries what equal bits stand on, where that is a chip, and says on standard error what came of it.
+pub(super) fn self_test<B: EngineBackend>(context: &Context<B>) -> Result<Option<SelfTest>> {
+    let test = B::self_test(&context.queue)?;
+    if let Some(test) = &test {
+        eprintln!("{test}");
+    }
+    Ok(test)
+}
+
+/// Whether nothing takes the promise of equal bits back.
+pub(super) fn promised(test: Option<&SelfTest>) -> bool {
+    test.is_none_or(SelfTest::holds)
+}
+
+/// Said below results where something does.
+pub(super) const NOT_PROMISED: &str = "this chip's self-test failed: equal bits are not promised on it, whatever came out equal here; `lockstep \
+     doctor` says what is tried";
 
 fn cpu() -> Context<Cpu> {
     Context::new((), DeviceInfo::cpu())

@@ -1,19 +1,21 @@
-//! `lockstep doctor`: is the draft head weak, or is its wiring wrong?
+//! `lockstep doctor`: does the chip keep the facts that bits stand on; is the draft head weak, or is its wiring wrong?
 
 use super::{
     Dtype,
-    device::{DeviceName, Job},
+    device::{self, DeviceName, Job},
     source::with_progress,
 };
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use engine::{
     doctor::{self, Options, Rate, Report, Wiring},
+    machine::SelfTest,
     model::{self, Context, EngineBackend},
     text::Tokenizer,
     weights::{self, Checkpoint, MtpFrom},
 };
 use kernels_core::Activation;
+use serde::Serialize;
 use std::{
     io::Write,
     path::{Path, PathBuf},
@@ -56,28 +58,51 @@ pub(crate) struct Doctor {
 const PIECE: usize = 48;
 
 impl Doctor {
-    /// Success, or failure where something is wired wrongly.
+    /// Success, or failure where something is wired wrongly or the chip breaks a fact that bits stand on.
     pub(crate) fn run(&self) -> Result<ExitCode> {
-        let report = self.device.run(self.dtype, self)?;
+        let output = self.device.run(self.dtype, self)?;
+        let promised = device::promised(output.self_test.as_ref());
         let mut out = std::io::stdout().lock();
         if self.json {
-            writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+            writeln!(out, "{}", serde_json::to_string_pretty(&output)?)?;
         } else {
-            print(&mut out, &report)?;
+            print(&mut out, &output.report)?;
+            if !promised {
+                writeln!(out, "{}", device::NOT_PROMISED)?;
+            }
         }
-        Ok(if report.verdict.is_fault() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(if output.report.verdict.is_fault() || !promised { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }
 
-impl Job for &Doctor {
-    type Output = Report;
+/// What is printed.
+#[derive(Serialize)]
+pub(crate) struct Output {
+    /// What the chip said; nothing where there is none.
+    self_test: Option<SelfTest>,
+    #[serde(flatten)]
+    report: Report,
+}
 
-    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Report> {
+/// What a self-test tries.
+const TRIED: &str = "  tried: the matrix instructions against each other and against exact sums, with operands exchanged and columns \
+     moved, bf16 and f16, cancelling, denormal and infinite numbers among them; columns of zeros; exp, sigmoid, silu, \
+     softplus, rsqrt and the noise of sampling against the CPU's\n  \
+     every kernel here is lockstep's own, so there is no library whose choice of algorithm would have to be pinned\n";
+
+impl Job for &Doctor {
+    type Output = Output;
+
+    fn run<B: EngineBackend, A: Activation>(self, context: Context<B>) -> Result<Output> {
         if self.tokens == 0 {
             bail!("--tokens is 0; the target has to write something for the head to guess");
         }
         if self.prompts == 0 {
             bail!("--prompts is 0; give at least 1");
+        }
+        let self_test = B::self_test(&context.queue)?;
+        if let Some(test) = self_test.as_ref().filter(|_| !self.json) {
+            writeln!(std::io::stdout(), "{test}\n{TRIED}")?;
         }
         let dir = match &self.model {
             Some(dir) => dir.clone(),
@@ -97,7 +122,8 @@ impl Job for &Doctor {
         let model = model::build::<B, A>(&context.queue, &checkpoint, tokenizer.valid_vocab())?;
         drop(checkpoint);
         let options = Options { drafts: self.draft, tokens: self.tokens };
-        Ok(doctor::examine(context, model, &prompts, &options)?)
+        let report = doctor::examine(context, model, &prompts, &options)?;
+        Ok(Output { self_test, report })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Dtype,
-    device::{DeviceName, Job},
+    device::{self, DeviceName, Job},
     plan_memory,
     source::{Source, SourceArgs},
     vocab::VocabArgs,
@@ -10,6 +10,7 @@ use super::{
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use engine::{
+    machine::SelfTest,
     model::{Context, EngineBackend},
     parity::{self, Across, Plan, Proposer, Report},
     text::Tokenizer,
@@ -53,9 +54,10 @@ pub(crate) struct Parity {
 }
 
 impl Parity {
-    /// Success, or failure where anything differs or a row proves nothing.
+    /// Success, or failure where anything differs, a row proves nothing, or the chip breaks a fact that bits stand on.
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let report = self.device.run(self.dtype, self)?;
+        let promised = device::promised(report.self_test.as_ref());
         let mut out = std::io::stdout().lock();
         if self.json {
             serde_json::to_writer_pretty(&mut out, &report)?;
@@ -65,8 +67,11 @@ impl Parity {
             if let Some(across) = &report.across {
                 write!(out, "{across}")?;
             }
+            if !promised {
+                writeln!(out, "{}", device::NOT_PROMISED)?;
+            }
         }
-        let passed = report.rows.passed() && report.across.is_none_or(|across| across.passed());
+        let passed = promised && report.rows.passed() && report.across.is_none_or(|across| across.passed());
         Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
@@ -74,6 +79,8 @@ impl Parity {
 /// What is printed.
 #[derive(Serialize)]
 pub(crate) struct Output {
+    /// What the chip said; nothing where there is none.
+    self_test: Option<SelfTest>,
     #[serde(flatten)]
     rows: Report,
     /// The CPU and the device beside each other.
@@ -131,6 +138,7 @@ impl Job for &Parity {
         };
         let say = context.device.arch.is_some();
         plan_memory(&context, source.config(), &parity::limits(&plan, &tokenizer)?, self.dtype, say)?;
+        let self_test = device::self_test(&context)?;
         let mut model = source.build::<B, A>(&context)?;
         self.vocab.trim(&context, &mut model, &source)?;
         let progress = Progress::new();
@@ -139,7 +147,7 @@ impl Job for &Parity {
             parity::run(context, model, &tokenizer, &plan, |what, done, of| progress.show(what, done, of))?;
         let weights: usize = required_tensors(source.config()).map(|t| t.elements()).sum::<usize>() * 2;
         if again.device.arch.is_none() || weights > SMALL {
-            return Ok(Output { rows, across: None });
+            return Ok(Output { self_test, rows, across: None });
         }
         progress.show("the CPU beside the device", plan.rows.len(), plan.rows.len());
         let cpu = Context::new((), DeviceInfo::cpu());
@@ -148,7 +156,7 @@ impl Job for &Parity {
         let prompts: Vec<Vec<u32>> =
             texts.iter().take(plan.prompts).map(|text| tokenizer.encode(text)).collect::<Result<_, _>>()?;
         let across = parity::across((again, here), (cpu, there), &prompts, plan.tokens)?;
-        Ok(Output { rows, across: Some(across) })
+        Ok(Output { self_test, rows, across: Some(across) })
     }
 }
 

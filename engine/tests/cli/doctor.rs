@@ -26,6 +26,8 @@ fn writes_json_about_a_text_of_the_user() {
     assert_eq!(report["measures"]["wirings"][0]["wiring"], "published");
     assert_eq!(report["measures"]["wirings"][0]["agreement"].as_array().unwrap().len(), 2);
     assert_eq!(report["measures"]["texts"], 6);
+    let tested = report.as_object().expect("an object").get("self_test").expect("the chip's");
+    assert!(tested.is_null(), "no chip, no test: {tested}");
 }
 
 #[test]

@@ -77,8 +77,8 @@ impl Plan {
         Plan { rows, prompts: 6, tokens: 24, words: 16, ..Plan::pairs() }
     }
 
-    /// A few rows with many tokens, for a model of a real size: plain decoding of one sequence at a time, every
-    /// k up to 4 with the head, and scripts of every accept length.
+    /// A few rows with many tokens, for a model of a real size: plain decoding in other batches, every k up to 4
+    /// with the head, and scripts of every accept length.
     pub fn geometry() -> Self {
         Plan {
             rows: row::geometry(),

@@ -308,7 +308,7 @@ pub(super) fn geometry() -> Vec<Row> {
         pace,
     };
     vec![
-        row(Fixed(0), Nobody, 1, Greedy, 2, Recorded),
+        row(Fixed(0), Nobody, 3, Greedy, 2, Recorded),
         row(Fixed(0), Nobody, 8, Filtered, 0, Ahead),
         row(Fixed(1), Mtp, 8, Greedy, 2, Recorded),
         row(Fixed(2), Mtp, 3, Greedy, 3, Recorded),

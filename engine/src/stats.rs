@@ -1,7 +1,7 @@
 //! What happened, counted.
 
 use serde::Serialize;
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// Counts of one request or of all of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -61,6 +61,37 @@ impl Stats {
     }
 }
 
+/// Counts with the rates that they make.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rates<'a> {
+    /// The counts.
+    #[serde(flatten)]
+    pub stats: &'a Stats,
+    /// See [`Stats::accept_length`].
+    pub accept_length: f64,
+    /// See [`Stats::acceptance`].
+    pub acceptance: Vec<f64>,
+}
+
+impl<'a> From<&'a Stats> for Rates<'a> {
+    fn from(stats: &'a Stats) -> Self {
+        Rates { stats, accept_length: stats.accept_length(), acceptance: stats.acceptance() }
+    }
+}
+
+/// In words: rounds, and what became of their drafts.
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rounds, ", self.rounds)?;
+        let acceptance: Vec<String> =
+            self.acceptance().iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect();
+        if acceptance.is_empty() {
+            return f.write_str("no drafts");
+        }
+        write!(f, "accept length {:.2}, by position {}", self.accept_length(), acceptance.join(" / "))
+    }
+}
+
 fn count(counts: &mut Vec<usize>, n: usize) {
     counts.resize(counts.len().max(n), 0);
     counts[..n].iter_mut().for_each(|c| *c += 1);
@@ -70,7 +101,8 @@ fn ratio(a: usize, b: usize) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
-/// Where the time of an engine went.
+/// Where the time of an engine went, of all requests together: a pass computes many at once, and what each of them costs
+/// of it nobody can tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Times {
     /// Target passes over prompt tokens.
@@ -110,5 +142,14 @@ mod tests {
         sum.add(&s);
         sum.add(&s);
         assert_eq!(sum.drafted, [8, 8, 8]);
+        assert_eq!(sum.to_string(), "10 rounds, accept length 2.00, by position 75 % / 33 % / 100 %");
+        let json = serde_json::to_value(Rates::from(&s)).unwrap();
+        assert_eq!(
+            (&json["rounds"], &json["accept_length"], &json["acceptance"][0]),
+            (&5.into(), &2.0.into(), &0.75.into())
+        );
+        let mut plain = Stats::default();
+        plain.round(0, 1);
+        assert_eq!(plain.to_string(), "1 rounds, no drafts");
     }
 }

@@ -16,7 +16,7 @@ use engine::{
     config::Config,
     draft::{DraftLength, Drafter, Mtp, Plain},
     model::{Context, EngineBackend},
-    stats::{Stats, Times},
+    stats::{Rates, Stats, Times},
     text::Message,
     weights::MtpFrom,
 };
@@ -24,9 +24,10 @@ use kernels_core::Activation;
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
+    fmt,
     io::{IsTerminal, Read, Write},
     path::PathBuf,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Arguments of `generate`.
@@ -69,8 +70,9 @@ pub(crate) struct Generate {
     /// Go on past the model's end-of-sequence tokens
     #[arg(long)]
     ignore_eos: bool,
-    /// Statistics after the text, and the memory plan before it, on standard error [default: text, and the plan on a
-    /// GPU]
+    /// Statistics after the text (given as text, of each request of a file too; in its line they are anyway), and the memory
+    /// plan before it, on standard error. Where the time went is known of all requests together, as they share passes
+    /// [default: text, and the plan on a GPU]
     #[arg(long, value_enum)]
     stats: Option<StatsFormat>,
 }
@@ -151,7 +153,7 @@ impl Generate {
         let total = serve(engine, words, requests, |_, text, end| {
             out.write_all(text.as_bytes())?;
             out.flush()?;
-            failed = end.and_then(|(end, _)| end.error.clone()).or(failed.take());
+            failed = end.and_then(|done| done.end.error.clone()).or(failed.take());
             Ok(())
         })?;
         writeln!(out)?;
@@ -172,23 +174,27 @@ impl Generate {
     ) -> Result<()> {
         let started = Instant::now();
         let mut texts = vec![String::new(); requests.len()];
-        let mut done: Vec<Option<String>> = vec![None; requests.len()];
+        let mut lines: Vec<Option<String>> = vec![None; requests.len()];
         let mut next = 0;
         let mut failures = 0;
         let mut out = std::io::stdout().lock();
         let total = serve(engine, words, requests, |index, text, end| {
             texts[index].push_str(text);
-            let Some((end, stopped)) = end else { return Ok(()) };
+            let Some(done) = end else { return Ok(()) };
+            let (end, stats) = (done.end, RequestStats::of(done));
             failures += usize::from(end.error.is_some());
+            if self.stats == Some(StatsFormat::Text) {
+                eprintln!("request {index}: {stats}");
+            }
             let line = ReplyLine {
                 index,
                 text: &texts[index],
-                finish: finish_name(end.finish, stopped),
+                finish: finish_name(end.finish, done.stopped),
                 error: end.error.as_deref(),
-                stats: &end.stats,
+                stats,
             };
-            done[index] = Some(serde_json::to_string(&line)? + "\n");
-            while let Some(Some(line)) = done.get(next) {
+            lines[index] = Some(serde_json::to_string(&line)? + "\n");
+            while let Some(Some(line)) = lines.get(next) {
                 // In one piece: whoever kills us sees whole lines.
                 out.write_all(line.as_bytes())?;
                 next += 1;
@@ -215,38 +221,21 @@ impl Generate {
         match self.stats.unwrap_or(StatsFormat::Text) {
             StatsFormat::None => {}
             StatsFormat::Json => {
-                let report = StatsReport {
-                    loaded,
-                    seconds,
-                    tokens_per_second,
-                    accept_length: stats.accept_length(),
-                    draft_vocab,
-                    stats,
-                    times,
-                };
+                let counts = Rates::from(stats);
+                let report = StatsReport { loaded, seconds, tokens_per_second, draft_vocab, counts, times };
                 eprintln!("{}", serde_json::to_string(&report)?);
             }
             StatsFormat::Text => {
-                let percent = |x: f64| format!("{:.0} %", 100.0 * x);
-                let acceptance: Vec<_> = stats.acceptance().into_iter().map(percent).collect();
-                let drafts = if acceptance.is_empty() {
-                    "no drafts".into()
-                } else {
-                    let among =
-                        draft_vocab.map(|n| format!(" with drafts among {n} of {} ids", model.valid_vocab()));
-                    format!(
-                        "accept length {:.2}{}, by position {}",
-                        stats.accept_length(),
-                        among.unwrap_or_default(),
-                        acceptance.join(" / ")
-                    )
-                };
-                let share = |d: std::time::Duration| percent(d.as_secs_f64() / seconds);
+                let among = draft_vocab
+                    .map(|n| format!(", with drafts among {n} of {} ids", model.valid_vocab()))
+                    .filter(|_| !stats.drafted.is_empty())
+                    .unwrap_or_default();
+                let share = |d: Duration| format!("{:.0} %", 100.0 * d.as_secs_f64() / seconds);
+                let all = if self.requests.is_some() { " of all requests together" } else { "" };
                 eprintln!(
-                    "{} tokens in {seconds:.2} s, {tokens_per_second:.1} tokens/s; {} rounds, {drafts}; \
-                     prompt {} tokens, time: prefill {}, target {}, draft {}; loaded in {loaded:.2} s",
+                    "{} tokens in {seconds:.2} s, {tokens_per_second:.1} tokens/s; {stats}{among}; prompt {} tokens, \
+                     time{all}: prefill {}, target {}, draft {}; loaded in {loaded:.2} s",
                     stats.generated,
-                    stats.rounds,
                     stats.prefilled,
                     share(times.prefill),
                     share(times.target),
@@ -324,7 +313,42 @@ struct ReplyLine<'a> {
     finish: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
-    stats: &'a Stats,
+    stats: RequestStats<'a>,
+}
+
+/// What is said of one request. How much of a pass's time was its own nobody can tell.
+#[derive(Serialize)]
+struct RequestStats<'a> {
+    /// From the start to its first token, and to its end, waiting for a slot included.
+    first_token: Option<f64>,
+    seconds: f64,
+    tokens_per_second: f64,
+    #[serde(flatten)]
+    counts: Rates<'a>,
+}
+
+impl<'a> RequestStats<'a> {
+    fn of(done: Done<'a>) -> Self {
+        let stats = &done.end.stats;
+        let seconds = done.took.as_secs_f64();
+        RequestStats {
+            first_token: done.first.map(|first| first.as_secs_f64()),
+            seconds,
+            tokens_per_second: stats.generated as f64 / seconds,
+            counts: stats.into(),
+        }
+    }
+}
+
+impl fmt::Display for RequestStats<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RequestStats { first_token, seconds, tokens_per_second, counts: Rates { stats, .. } } = self;
+        write!(f, "{} tokens in {seconds:.2} s", stats.generated)?;
+        if let Some(first) = first_token {
+            write!(f, ", the first after {first:.2} s")?;
+        }
+        write!(f, ", {tokens_per_second:.1} tokens/s; {stats}; prompt {} tokens", stats.prefilled)
+    }
 }
 
 #[derive(Serialize)]
@@ -332,12 +356,12 @@ struct StatsReport<'a> {
     loaded: f64,
     seconds: f64,
     tokens_per_second: f64,
-    accept_length: f64,
     /// Ids that drafts were chosen from, where not from all.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_vocab: Option<usize>,
     #[serde(flatten)]
-    stats: &'a Stats,
+    counts: Rates<'a>,
+    /// Of all requests together.
     times: Times,
 }
 
@@ -353,22 +377,38 @@ fn finish_name(finish: Finish, stopped: bool) -> &'static str {
     }
 }
 
-/// Runs all requests; `report` gets each one's index, new text, and at its end how it ended and whether by
-/// a stop text. Returns the counts of all.
+/// A request at its end.
+#[derive(Clone, Copy)]
+struct Done<'a> {
+    end: &'a End,
+    /// By a stop text.
+    stopped: bool,
+    /// From the start to its first token.
+    first: Option<Duration>,
+    /// From the start to now.
+    took: Duration,
+}
+
+/// Runs all requests; `report` gets each one's index, new text, and at its end how it ended. Returns the counts of all.
 fn serve<B: EngineBackend, A: Activation>(
     engine: &mut Engine<B, A>,
     words: &Words,
     requests: Vec<TextRequest>,
-    mut report: impl FnMut(usize, &str, Option<(&End, bool)>) -> Result<()>,
+    mut report: impl FnMut(usize, &str, Option<Done<'_>>) -> Result<()>,
 ) -> Result<Stats> {
-    let mut live: BTreeMap<RequestId, (usize, Reply)> = BTreeMap::new();
+    let started = Instant::now();
+    let mut live: BTreeMap<RequestId, (usize, Reply, Option<Duration>)> = BTreeMap::new();
     for (index, made) in requests.into_iter().enumerate() {
         let id = engine.submit(made.request).with_context(|| format!("request {index}"))?;
-        live.insert(id, (index, Reply::new(words.speller(), made.stops)));
+        live.insert(id, (index, Reply::new(words.speller(), made.stops), None));
     }
     while !engine.is_idle() {
         for event in engine.step()? {
-            let (index, reply) = live.get_mut(&event.request).expect("events name submitted requests");
+            let (index, reply, first) = live.get_mut(&event.request).expect("events name submitted requests");
+            let took = started.elapsed();
+            if !event.tokens.is_empty() {
+                first.get_or_insert(took);
+            }
             let was_stopped = reply.stopped();
             let mut text = reply.push(&event.tokens);
             if event.end.is_some() {
@@ -376,7 +416,8 @@ fn serve<B: EngineBackend, A: Activation>(
             } else if reply.stopped() && !was_stopped {
                 engine.abort(event.request)?;
             }
-            let end = event.end.as_ref().map(|end| (end, reply.stopped()));
+            let done = |end| Done { end, stopped: reply.stopped(), first: *first, took };
+            let end = event.end.as_ref().map(done);
             report(*index, &text, end)?;
         }
     }

@@ -161,6 +161,9 @@ fn reads_a_prompt_from_standard_input_and_stops_at_text() {
     let json: serde_json::Value = serde_json::from_str(report.lines().last().expect("a line")).expect("JSON");
     assert!(json["rounds"].as_u64().is_some_and(|rounds| rounds > 0), "{json}");
     assert!(json["times"]["target"].as_f64().is_some(), "{json}");
+    let acceptance = json["acceptance"].as_array().expect("a rate for each position");
+    assert_eq!(acceptance.len(), json["drafted"].as_array().expect("counts").len());
+    assert!(json["accept_length"].as_f64().is_some_and(|length| length > 1.0), "{json}");
 }
 
 #[test]
@@ -173,7 +176,7 @@ fn serves_a_file_of_requests_in_its_order() {
         serde_json::json!({"prompt": "class Node", "max_tokens": 5, "temperature": 0.7, "seed": 5, "draft": 4}),
     ];
     std::fs::write(&file, lines.map(|line| line.to_string()).join("\n")).unwrap();
-    let output = lockstep(&["generate", "--requests", file.to_str().unwrap()]);
+    let output = lockstep(&["generate", "--stats", "text", "--requests", file.to_str().unwrap()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let replies: Vec<serde_json::Value> =
         text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -186,6 +189,21 @@ fn serves_a_file_of_requests_in_its_order() {
     assert_eq!(replies[1]["stats"]["generated"], 3);
     assert_eq!(replies[1]["stats"]["drafted"], serde_json::json!([]));
     assert_eq!(replies[2]["finish"], "length");
+    for reply in &replies {
+        let stats = |name: &str| reply["stats"][name].as_f64().unwrap_or_else(|| panic!("{name}: {reply}"));
+        assert!(stats("first_token") <= stats("seconds") && stats("tokens_per_second") > 0.0, "{reply}");
+        let tokens = stats("tokens_per_second") * stats("seconds");
+        assert!((tokens - stats("generated")).abs() < 1e-6, "{reply}");
+        assert!(stats("accept_length") >= 1.0, "{reply}");
+        let positions = |name: &str| reply["stats"][name].as_array().map(Vec::len);
+        assert_eq!(positions("acceptance"), positions("reached"), "{reply}");
+    }
+    let report = text(&output.stderr);
+    for words in
+        ["request 0: ", "request 1: 3 tokens in ", "no drafts", "time of all requests together: prefill"]
+    {
+        assert!(report.contains(words), "`{words}` is not in: {report}");
+    }
 }
 
 #[test]

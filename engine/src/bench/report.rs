@@ -22,21 +22,28 @@ pub struct Floor {
     pub state: usize,
     /// Keys and values of a token.
     pub kv: usize,
+    /// Products of weights that a token of a prompt takes, two operations each; only the last one needs the head.
+    pub products: usize,
 }
 
 impl Floor {
     fn of(c: &Config, element: usize) -> Self {
-        let (mut weights, mut expert, mut top_k) = (0, 0, 0);
+        let (mut weights, mut expert, mut top_k, mut products) = (0, 0, 0, 0);
         for tensor in required_tensors(c) {
             let bytes = tensor.elements() * element;
-            let embedding = tensor.name.ends_with("embed_tokens.weight") && !c.tied;
+            let ends = ["embed_tokens.weight", "lm_head.weight"].map(|end| tensor.name.ends_with(end));
             match c.ffn {
-                _ if tensor.name.starts_with("mtp.") || embedding => {}
+                _ if tensor.name.starts_with("mtp.") || ends[0] && !c.tied => {}
+                _ if ends.contains(&true) => weights += bytes,
                 FeedForward::Moe { experts, top_k: k, .. } if tensor.name.contains(".experts.") => {
                     expert += bytes / experts;
                     top_k = k;
+                    products += k * tensor.elements() / experts;
                 }
-                _ => weights += bytes,
+                _ => {
+                    weights += bytes;
+                    products += tensor.elements();
+                }
             }
         }
         let (full, linear) = (c.count(LayerKind::Full), c.count(LayerKind::Linear));
@@ -46,6 +53,7 @@ impl Floor {
             top_k,
             state: linear * c.gdn.v_width() * c.gdn.k_dim * 4,
             kv: full * 2 * c.kv_heads * c.head_dim * element,
+            products,
         }
     }
 
@@ -191,7 +199,8 @@ impl fmt::Display for Report {
         if let Some(ceiling) = self.ceiling {
             write!(f, "; read ceiling {:.2} TB/s", ceiling / 1e12)?;
         }
-        writeln!(f, "; prompts {:.0} tokens/s", self.prefill)?;
+        let tera = 2.0 * self.floor.products as f64 * self.prefill / 1e12;
+        writeln!(f, "; prompts {:.0} tokens/s, {tera:.1} TFLOP/s of weights", self.prefill)?;
         writeln!(
             f,
             "{:>5}  {:>6}  {:>8}  {:>8}  {:>8}  {:>8}  {:>6}  {:>9}  {:>8}  {:>7}  {:>7}",
@@ -241,5 +250,26 @@ impl fmt::Display for Report {
             (all, 0) => writeln!(f, "{all} streams compared with plain decoding: identical"),
             (all, n) => writeln!(f, "{all} streams compared with plain decoding: {n} DIFFER"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The published 27B: 51.24 GB a step, 144 MiB of state; 35B-A3B reads 8 of 256 experts.
+    #[test]
+    fn floors_of_published_models() {
+        let floor = |name| Floor::of(&Config::preset(name).expect("a preset"), 2);
+        let dense = floor("27b");
+        assert!((dense.weights as f64 / 1e9 - 51.24).abs() < 0.05, "{dense:?}");
+        assert_eq!((dense.state, dense.expert, dense.top_k), (144 << 20, 0, 0));
+        // All but the head.
+        assert_eq!(2 * dense.products, dense.weights - 2 * 248_320 * 5120);
+        assert_eq!(dense.bytes(2, 10, None), (dense.weights + 2 * (dense.state + 10 * dense.kv)) as f64);
+        let experts = floor("35b-a3b");
+        assert_eq!((experts.expert, experts.top_k), (40 * 3 * 512 * 2048 * 2, 8));
+        let more = experts.bytes(1, 0, Some(23.0)) - experts.bytes(1, 0, None);
+        assert_eq!(more, 15.0 * experts.expert as f64);
     }
 }

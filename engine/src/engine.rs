@@ -267,6 +267,11 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         &self.core.context().trace
     }
 
+    /// See [`Core::recorded`].
+    pub fn recorded(&self) -> usize {
+        self.core.recorded()
+    }
+
     /// Where the time went.
     pub fn times(&self) -> Times {
         self.times

@@ -12,12 +12,13 @@ use engine::{
     Engine, Finish, Options, Pace, Request,
     cache::Limits,
     draft::{DraftLength, Drafter, Mtp, Plain},
-    model::{self, Context, Model},
+    model::{self, Context, EngineBackend, Model},
     round::Core,
     text::Tokenizer,
     weights::Checkpoint,
 };
-use kernels_core::{Activation, Cpu, DeviceInfo};
+use kernels_core::{Activation, Cpu};
+use kernels_testkit::place::Place;
 use std::path::PathBuf;
 
 /// A folder under the repository's `assets/`.
@@ -48,12 +49,19 @@ pub fn limits(slots: usize, max_drafts: usize) -> Limits {
 
 /// Loads a checkpoint under `assets/`, or an edited one by its path.
 pub fn load<A: Activation>(name: &str) -> (Context<Cpu>, Model<Cpu, A>) {
+    load_on(&(), name)
+}
+
+/// The same on any backend.
+pub fn load_on<B: EngineBackend + Place, A: Activation>(
+    on: &B::Queue,
+    name: &str,
+) -> (Context<B>, Model<B, A>) {
     let dir = assets(name);
     let checkpoint = Checkpoint::open(&dir).expect("the checkpoint is complete");
     let valid = Tokenizer::open(&dir).expect("the tokenizer is there").valid_vocab();
-    let context = Context::new((), DeviceInfo::cpu());
-    let model = model::build(&context.queue, &checkpoint, valid).expect("it fits in memory");
-    (context, model)
+    let model = model::build(on, &checkpoint, valid).expect("it fits in memory");
+    (Context::new(on.clone(), B::device(on)), model)
 }
 
 /// Model, memories and rounds, without the scheduler.
@@ -75,23 +83,35 @@ pub fn engine_with<A: Activation>(
     drafts: DraftLength,
     drafter: Box<dyn Drafter<Cpu, A>>,
 ) -> Engine<Cpu, A> {
-    engine_at(Pace::Wait, name, limits, drafts, drafter)
+    engine_on(&(), name, Options { limits, drafts, pace: Pace::Wait }, drafter)
 }
 
-/// The same, at any pace.
-pub fn engine_at<A: Activation>(
-    pace: Pace,
+/// An engine of any kind, on any backend.
+pub fn engine_on<B: EngineBackend + Place, A: Activation>(
+    on: &B::Queue,
+    name: &str,
+    options: Options,
+    drafter: Box<dyn Drafter<B, A>>,
+) -> Engine<B, A> {
+    let (context, model) = load_on(on, name);
+    Engine::new(context, model, options, drafter).expect("the options are sane")
+}
+
+/// One that drafts nothing and waits for every pass, which others are measured by.
+pub fn plain_on<B: EngineBackend + Place, A: Activation>(
+    on: &B::Queue,
     name: &str,
     limits: Limits,
-    drafts: DraftLength,
-    drafter: Box<dyn Drafter<Cpu, A>>,
-) -> Engine<Cpu, A> {
-    let (context, model) = load(name);
-    Engine::new(context, model, Options { limits, drafts, pace }, drafter).expect("the options are sane")
+) -> Engine<B, A> {
+    let options = Options { limits, drafts: DraftLength::Fixed(0), pace: Pace::Wait };
+    engine_on(on, name, options, Box::new(Plain))
 }
 
 /// Runs requests to their ends, in the order given.
-pub fn streams<A: Activation>(engine: &mut Engine<Cpu, A>, requests: &[Request]) -> Vec<(Vec<u32>, Finish)> {
+pub fn streams<B: EngineBackend, A: Activation>(
+    engine: &mut Engine<B, A>,
+    requests: &[Request],
+) -> Vec<(Vec<u32>, Finish)> {
     let ids: Vec<_> =
         requests.iter().map(|r| engine.submit(r.clone()).expect("the request is sane")).collect();
     let mut done = engine.run().expect("the engine runs");

@@ -1,7 +1,7 @@
 //! An engine driven step by step, and what each request received.
 
-use engine::{Engine, Event, Finish, Request, RequestId, request::End};
-use kernels_core::{Activation, Cpu};
+use engine::{Engine, Event, Finish, Request, RequestId, model::EngineBackend, request::End};
+use kernels_core::Activation;
 use std::collections::BTreeMap;
 
 /// What a request received so far.
@@ -28,14 +28,18 @@ pub struct Served(BTreeMap<RequestId, Received>);
 
 impl Served {
     /// Submits a request.
-    pub fn submit<A: Activation>(&mut self, engine: &mut Engine<Cpu, A>, request: &Request) -> RequestId {
+    pub fn submit<B: EngineBackend, A: Activation>(
+        &mut self,
+        engine: &mut Engine<B, A>,
+        request: &Request,
+    ) -> RequestId {
         let id = engine.submit(request.clone()).expect("the request is sane");
         assert!(self.0.insert(id, Received::default()).is_none(), "{id} is used twice");
         id
     }
 
     /// One step. Nobody gets anything after an end, and at most one event.
-    pub fn step<A: Activation>(&mut self, engine: &mut Engine<Cpu, A>) -> Vec<Event> {
+    pub fn step<B: EngineBackend, A: Activation>(&mut self, engine: &mut Engine<B, A>) -> Vec<Event> {
         let events = engine.step().expect("the engine runs");
         for event in &events {
             let received = self.0.get_mut(&event.request).expect("events name submitted requests");
@@ -48,7 +52,7 @@ impl Served {
     }
 
     /// Steps until nothing is left to do.
-    pub fn drain<A: Activation>(&mut self, engine: &mut Engine<Cpu, A>) {
+    pub fn drain<B: EngineBackend, A: Activation>(&mut self, engine: &mut Engine<B, A>) {
         while !engine.is_idle() {
             self.step(engine);
         }

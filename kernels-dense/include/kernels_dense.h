@@ -203,6 +203,50 @@ typedef struct ls_dense_head_params {
 int32_t ls_dense_head_smxx(const ls_dense_head_params* p, ls_stream_t stream);
 int32_t ls_dense_head_sm90(const ls_dense_head_params* p, ls_stream_t stream);
 
+/* Rows as E4M3 codes and one scale each: weight = E4M3(x / scale), scale = max(|x|) / 448, at least 2^-126; both
+ * quotients in fp32, codes rounded to nearest even and saturating. Where a row has something that is not finite, its
+ * scale is NaN and its codes are 0. E4M3: a sign, four bits of exponent with bias 7, three of mantissa; subnormal numbers
+ * have exponent 0, there is no infinity, 0x7f and 0xff are NaN and are never written. */
+typedef struct ls_dense_quantize_params {
+  uint8_t* weight;            /* [rows, k] codes, row stride weight_stride, a multiple of 16     */
+  float* scales;              /* [rows]                                                          */
+  const void* table;          /* [table_rows, k] bf16, row stride table_stride                   */
+  const int32_t* ids;         /* [rows]: rows of the table; outside of it stands a row of zeros. Null: row i is i */
+  int64_t weight_stride;
+  int64_t table_stride;
+  int32_t rows;
+  int32_t k;                  /* a multiple of 16                                                */
+  int32_t table_rows;
+  int32_t programmatic;
+} ls_dense_quantize_params;
+
+int32_t ls_dense_quantize_smxx(const ls_dense_quantize_params* p, ls_stream_t stream);
+
+/* Logits by rows of codes: scale * sum, the sum in fp32 over the exact values of the codes. One chain of mma's k16 steps,
+ * ascending; positions 2t, 2t + 1, 2t + 8 and 2t + 9 of a step are elements 4t to 4t + 3 of its 16. A code that is NaN
+ * makes the logits of its row NaN. */
+typedef struct ls_dense_fp8_head_params {
+  float* logits;              /* [rows, vocab], row stride logits_stride; -inf from valid on without ids; columns of ids
+                               * that are not listed stay as they are                            */
+  const void* x;              /* [rows, k] bf16, row stride x_stride                             */
+  const uint8_t* weight;      /* [features, k] codes, row stride weight_stride, a multiple of 16; without ids, rows from
+                               * valid on are not read                                           */
+  const float* scales;        /* [features]                                                      */
+  const int32_t* ids;         /* [features]: as for a head                                       */
+  int64_t logits_stride;
+  int64_t x_stride;
+  int64_t weight_stride;
+  int32_t rows;
+  int32_t k;                  /* a multiple of 16                                                */
+  int32_t features;           /* rows of the weight, a multiple of 8                             */
+  int32_t valid;
+  int32_t columns;            /* rows of x computed together: 8, 16, 32, 64. Never changes a bit */
+  int32_t tile_rows;          /* rows of the weight at a time: 64 or 128. Never changes a bit    */
+  int32_t programmatic;       /* 1: may begin, and load codes, while the preceding kernel still runs */
+} ls_dense_fp8_head_params;
+
+int32_t ls_dense_fp8_head_smxx(const ls_dense_fp8_head_params* p, ls_stream_t stream);
+
 /* A mixture of experts. Of each row, A(v) rounding to bf16: p = softmax(router x); its route is the top_k experts of the
  * largest p, of equals the smallest id, in this order; w = p / sum of the route's p. out = A(out + A(s)), s the sum of
  * w * A(down A(silu(A(gate x)) * A(up x))) over the route, then of the shared expert, times sigmoid(shared_gate x).

@@ -4,6 +4,7 @@
 mod avx2;
 mod dots;
 mod fill;
+mod fp8;
 mod linear;
 mod moe;
 mod norm;
@@ -11,9 +12,9 @@ mod scratch;
 mod wide;
 
 use crate::{
-    AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, GatedNorm,
-    GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, RandomFill,
-    RandomFillArgs, SiluMul, SiluMulArgs, sealed::Sealed,
+    AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, Fp8Head, Fp8HeadArgs,
+    GatedNorm, GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, Quantize,
+    QuantizeArgs, RandomFill, RandomFillArgs, SiluMul, SiluMulArgs, sealed::Sealed,
 };
 use kernels_core::{Activation, Cpu, Result, Tensor};
 
@@ -31,6 +32,16 @@ impl DenseBackend for Cpu {
 
     fn head<A: Activation, W: Activation>(op: &Head, (): &(), args: HeadArgs<'_, Cpu, A, W>) -> Result<()> {
         linear::head(op.problem(), args);
+        Ok(())
+    }
+
+    fn fp8_head<A: Activation>(op: &Fp8Head, (): &(), args: Fp8HeadArgs<'_, Cpu, A>) -> Result<()> {
+        fp8::head(op.problem(), args);
+        Ok(())
+    }
+
+    fn quantize<A: Activation>(op: &Quantize, (): &(), args: QuantizeArgs<'_, Cpu, A>) -> Result<()> {
+        fp8::quantize(op.problem(), args);
         Ok(())
     }
 

@@ -1,12 +1,13 @@
 //! The crate's only unsafe code: operands become pointers, and one launcher is called.
 
 mod experts;
+mod fp8;
 mod streams;
 
 use crate::{
-    AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, GatedNorm,
-    GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, RandomFill,
-    RandomFillArgs, SiluMul, SiluMulArgs, act, embed, fill, norm,
+    AddNorm, AddNormArgs, ConcatNorm, ConcatNormArgs, DenseBackend, Embed, EmbedArgs, Fp8Head, Fp8HeadArgs,
+    GatedNorm, GatedNormArgs, Head, HeadArgs, Linear, LinearArgs, Moe, MoeArgs, Norm, NormArgs, Quantize,
+    QuantizeArgs, RandomFill, RandomFillArgs, SiluMul, SiluMulArgs, act, embed, fill, norm,
     norm::Launch,
     plan::VECTOR,
     sealed::Sealed,
@@ -37,6 +38,22 @@ impl DenseBackend for Cuda {
         args: HeadArgs<'_, Cuda, A, W>,
     ) -> Result<()> {
         streams::head(op, on, args)
+    }
+
+    fn fp8_head<A: Activation>(
+        op: &Fp8Head,
+        on: &Arc<CudaStream>,
+        args: Fp8HeadArgs<'_, Cuda, A>,
+    ) -> Result<()> {
+        fp8::head(op, on, args)
+    }
+
+    fn quantize<A: Activation>(
+        op: &Quantize,
+        on: &Arc<CudaStream>,
+        args: QuantizeArgs<'_, Cuda, A>,
+    ) -> Result<()> {
+        fp8::quantize(op, on, args)
     }
 
     fn norm<A: Activation>(op: &Norm, on: &Arc<CudaStream>, args: NormArgs<'_, Cuda, A>) -> Result<()> {

@@ -63,15 +63,7 @@ pub struct Head {
 impl Head {
     /// Chooses how `device` computes `problem`.
     pub fn plan(problem: HeadProblem, device: &DeviceInfo) -> Result<Self> {
-        plan::rows(OP, problem.rows)?;
-        plan::sizes(OP, [("k", problem.k), ("vocab", problem.vocab)])?;
-        if !(1..=problem.vocab).contains(&problem.valid) {
-            let want = format!("it must be in 1..={}, the vocabulary", problem.vocab);
-            return Err(Error::invalid(OP, "valid", problem.valid, want));
-        }
-        if problem.listed == Some(0) {
-            return Err(Error::invalid(OP, "listed", 0, "it must be at least 1, or none for all ids"));
-        }
+        sizes(OP, &problem)?;
         let HeadProblem { rows, k, .. } = problem;
         Ok(Head {
             problem,
@@ -125,22 +117,48 @@ impl Head {
         }
         args.x.check(OP, "x", [rows, k])?;
         args.weight.check(OP, "weight", [self.problem.weight_rows(), k])?;
-        match (&args.ids, self.problem.listed) {
-            (Some(ids), Some(listed)) => ids.check(OP, "ids", [listed])?,
-            (None, Some(listed)) => {
-                let want = format!("the weight has {listed} rows, and somebody must say which ids they are");
-                return Err(Error::invalid(OP, "ids", "none", want));
-            }
-            (Some(ids), None) => {
-                let want = "they go with `listed` in the problem, which says how many there are";
-                return Err(Error::invalid(OP, "ids", format!("{:?}", ids.dims), want));
-            }
-            (None, None) => {}
-        }
+        ids(OP, &self.problem, args.ids.as_ref())?;
         if let Some(workspace) = &args.workspace {
             workspace.check(OP, "workspace", [self.workspace_bytes()])?;
             workspace.check_disjoint(OP, "workspace")?;
         }
         B::head(self, on, args)
+    }
+}
+
+/// What every head refuses of its sizes.
+pub(crate) fn sizes(op: &'static str, problem: &HeadProblem) -> Result<()> {
+    plan::rows(op, problem.rows)?;
+    plan::sizes(op, [("k", problem.k), ("vocab", problem.vocab)])?;
+    if !(1..=problem.vocab).contains(&problem.valid) {
+        let want = format!("it must be in 1..={}, the vocabulary", problem.vocab);
+        return Err(Error::invalid(op, "valid", problem.valid, want));
+    }
+    if let Some(listed) = problem.listed {
+        if listed == 0 {
+            return Err(Error::invalid(op, "listed", 0, "it must be at least 1, or none for all ids"));
+        }
+        plan::sizes(op, [("listed", listed)])?;
+    }
+    Ok(())
+}
+
+/// The ids of a part of the vocabulary: where there is one, and only there.
+pub(crate) fn ids<B: Backend>(
+    op: &'static str,
+    problem: &HeadProblem,
+    ids: Option<&Tensor<'_, B, i32, 1>>,
+) -> Result<()> {
+    match (ids, problem.listed) {
+        (Some(ids), Some(listed)) => ids.check(op, "ids", [listed]),
+        (None, Some(listed)) => {
+            let want = format!("the weight has {listed} rows, and somebody must say which ids they are");
+            Err(Error::invalid(op, "ids", "none", want))
+        }
+        (Some(ids), None) => {
+            let want = "they go with `listed` in the problem, which says how many there are";
+            Err(Error::invalid(op, "ids", format!("{:?}", ids.dims), want))
+        }
+        (None, None) => Ok(()),
     }
 }

@@ -6,6 +6,7 @@ mod cpu;
 mod cuda;
 mod embed;
 mod fill;
+mod fp8;
 mod head;
 mod linear;
 mod mixture;
@@ -19,6 +20,7 @@ mod sys;
 pub use act::{SiluMul, SiluMulArgs, SiluMulProblem};
 pub use embed::{Embed, EmbedArgs, EmbedProblem};
 pub use fill::{RandomFill, RandomFillArgs, RandomFillProblem};
+pub use fp8::{Fp8Head, Fp8HeadArgs, Quantize, QuantizeArgs, QuantizeProblem, e4m3};
 pub use head::{Head, HeadArgs, HeadProblem};
 pub use linear::{Epilogue, Linear, LinearArgs, LinearProblem};
 pub use moe::{Moe, MoeArgs, MoeProblem};
@@ -53,6 +55,14 @@ pub trait DenseBackend: Backend + sealed::Sealed {
         op: &Head,
         on: &Self::Queue,
         args: HeadArgs<'_, Self, A, W>,
+    ) -> Result<()>;
+    #[doc(hidden)]
+    fn fp8_head<A: Activation>(op: &Fp8Head, on: &Self::Queue, args: Fp8HeadArgs<'_, Self, A>) -> Result<()>;
+    #[doc(hidden)]
+    fn quantize<A: Activation>(
+        op: &Quantize,
+        on: &Self::Queue,
+        args: QuantizeArgs<'_, Self, A>,
     ) -> Result<()>;
     #[doc(hidden)]
     fn norm<A: Activation>(op: &Norm, on: &Self::Queue, args: NormArgs<'_, Self, A>) -> Result<()>;

@@ -452,6 +452,99 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct ls_dense_quantize_params {
+    pub weight: *mut u8,
+    pub scales: *mut f32,
+    pub table: *const ::core::ffi::c_void,
+    pub ids: *const i32,
+    pub weight_stride: i64,
+    pub table_stride: i64,
+    pub rows: i32,
+    pub k: i32,
+    pub table_rows: i32,
+    pub programmatic: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_dense_quantize_params"][::core::mem::size_of::<ls_dense_quantize_params>() - 64usize];
+    ["Alignment of ls_dense_quantize_params"][::core::mem::align_of::<ls_dense_quantize_params>() - 8usize];
+    ["Offset of field: ls_dense_quantize_params::weight"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, weight) - 0usize];
+    ["Offset of field: ls_dense_quantize_params::scales"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, scales) - 8usize];
+    ["Offset of field: ls_dense_quantize_params::table"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, table) - 16usize];
+    ["Offset of field: ls_dense_quantize_params::ids"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, ids) - 24usize];
+    ["Offset of field: ls_dense_quantize_params::weight_stride"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, weight_stride) - 32usize];
+    ["Offset of field: ls_dense_quantize_params::table_stride"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, table_stride) - 40usize];
+    ["Offset of field: ls_dense_quantize_params::rows"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, rows) - 48usize];
+    ["Offset of field: ls_dense_quantize_params::k"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, k) - 52usize];
+    ["Offset of field: ls_dense_quantize_params::table_rows"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, table_rows) - 56usize];
+    ["Offset of field: ls_dense_quantize_params::programmatic"]
+        [::core::mem::offset_of!(ls_dense_quantize_params, programmatic) - 60usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ls_dense_fp8_head_params {
+    pub logits: *mut f32,
+    pub x: *const ::core::ffi::c_void,
+    pub weight: *const u8,
+    pub scales: *const f32,
+    pub ids: *const i32,
+    pub logits_stride: i64,
+    pub x_stride: i64,
+    pub weight_stride: i64,
+    pub rows: i32,
+    pub k: i32,
+    pub features: i32,
+    pub valid: i32,
+    pub columns: i32,
+    pub tile_rows: i32,
+    pub programmatic: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ls_dense_fp8_head_params"][::core::mem::size_of::<ls_dense_fp8_head_params>() - 96usize];
+    ["Alignment of ls_dense_fp8_head_params"][::core::mem::align_of::<ls_dense_fp8_head_params>() - 8usize];
+    ["Offset of field: ls_dense_fp8_head_params::logits"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, logits) - 0usize];
+    ["Offset of field: ls_dense_fp8_head_params::x"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, x) - 8usize];
+    ["Offset of field: ls_dense_fp8_head_params::weight"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, weight) - 16usize];
+    ["Offset of field: ls_dense_fp8_head_params::scales"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, scales) - 24usize];
+    ["Offset of field: ls_dense_fp8_head_params::ids"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, ids) - 32usize];
+    ["Offset of field: ls_dense_fp8_head_params::logits_stride"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, logits_stride) - 40usize];
+    ["Offset of field: ls_dense_fp8_head_params::x_stride"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, x_stride) - 48usize];
+    ["Offset of field: ls_dense_fp8_head_params::weight_stride"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, weight_stride) - 56usize];
+    ["Offset of field: ls_dense_fp8_head_params::rows"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, rows) - 64usize];
+    ["Offset of field: ls_dense_fp8_head_params::k"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, k) - 68usize];
+    ["Offset of field: ls_dense_fp8_head_params::features"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, features) - 72usize];
+    ["Offset of field: ls_dense_fp8_head_params::valid"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, valid) - 76usize];
+    ["Offset of field: ls_dense_fp8_head_params::columns"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, columns) - 80usize];
+    ["Offset of field: ls_dense_fp8_head_params::tile_rows"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, tile_rows) - 84usize];
+    ["Offset of field: ls_dense_fp8_head_params::programmatic"]
+        [::core::mem::offset_of!(ls_dense_fp8_head_params, programmatic) - 88usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct ls_dense_moe_params {
     pub out: *mut ::core::ffi::c_void,
     pub routes: *mut i32,
@@ -598,6 +691,8 @@ unsafe extern "C" {
     pub fn ls_dense_random_fill_f32_smxx(p: *const ls_dense_random_fill_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_linear_smxx(p: *const ls_dense_linear_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_head_smxx(p: *const ls_dense_head_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_quantize_smxx(p: *const ls_dense_quantize_params, stream: ls_stream_t) -> i32;
+    pub fn ls_dense_fp8_head_smxx(p: *const ls_dense_fp8_head_params, stream: ls_stream_t) -> i32;
     pub fn ls_dense_moe_smxx(p: *const ls_dense_moe_params, stream: ls_stream_t) -> i32;
 }
 
@@ -660,6 +755,16 @@ pub unsafe extern "C" fn ls_dense_linear_smxx(_: *const ls_dense_linear_params, 
 
 #[cfg(not(kernels_built))]
 pub unsafe extern "C" fn ls_dense_head_smxx(_: *const ls_dense_head_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_dense_quantize_smxx(_: *const ls_dense_quantize_params, _: ls_stream_t) -> i32 {
+    LS_ERR_NOT_BUILT
+}
+
+#[cfg(not(kernels_built))]
+pub unsafe extern "C" fn ls_dense_fp8_head_smxx(_: *const ls_dense_fp8_head_params, _: ls_stream_t) -> i32 {
     LS_ERR_NOT_BUILT
 }
 

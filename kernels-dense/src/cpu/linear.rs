@@ -68,25 +68,30 @@ pub(super) fn head<A: Activation, W: Activation>(problem: &HeadProblem, args: He
         widen(&x, wide);
         dots(sums, wide, rows, &weight);
         for row in 0..rows {
-            let sums = result(sums, rows, row, line);
-            if let Some(ids) = &ids {
-                let logits = logits.as_mut().map(|logits| logits.row_mut(&[row]));
-                let winner = listed(sums, ids, valid, logits);
-                if let Some(best) = &mut best {
-                    best.set([row], winner);
-                }
-                continue;
-            }
-            if let Some(logits) = &mut logits {
-                let logits = logits.row_mut(&[row]);
-                logits[..valid].copy_from_slice(sums);
-                logits[valid..].fill(f32::NEG_INFINITY);
-            }
+            let logits = logits.as_mut().map(|logits| logits.row_mut(&[row]));
+            let winner = choose(result(sums, rows, row, line), ids.as_ref(), valid, logits);
             if let Some(best) = &mut best {
-                best.set([row], argmax(sums).map_or(-1, |id| id as i32));
+                best.set([row], winner);
             }
         }
     });
+}
+
+/// A row of logits by its sums: written to their columns, and the best id, -1 where all are NaN.
+pub(super) fn choose(
+    sums: &[f32],
+    ids: Option<&Tensor<'_, Cpu, i32, 1>>,
+    valid: usize,
+    logits: Option<&mut [f32]>,
+) -> i32 {
+    if let Some(ids) = ids {
+        return listed(sums, ids, valid, logits);
+    }
+    if let Some(logits) = logits {
+        logits[..valid].copy_from_slice(sums);
+        logits[valid..].fill(f32::NEG_INFINITY);
+    }
+    argmax(sums).map_or(-1, |id| id as i32)
 }
 
 /// The best id of those that stand for a token; their logits are written to their columns.

@@ -1,6 +1,6 @@
 //! The checks above notice what they are there for.
 
-use crate::{Check, bits, experts, fill, literal, moe};
+use crate::{Check, bits, experts, fill, fp8, fp8_head, literal, moe};
 use kernels_core::{Cpu, bf16, fault};
 use std::sync::RwLock;
 
@@ -40,4 +40,16 @@ pub(crate) fn the_last_of_equal_experts() {
 
 pub(crate) fn a_stream_that_begins_again() {
     must_fail("dense.fill_wraps", &[fill::far_places]);
+}
+
+pub(crate) fn numbers_cut_off_where_they_are_rounded() {
+    must_fail("dense.quantize_cuts_off", &[|| fp8::nearest_codes::<Cpu>(&())]);
+}
+
+pub(crate) fn least_numbers_of_a_byte_that_vanish() {
+    must_fail("dense.fp8_flushes", &[|| fp8_head::numbers::<Cpu>(&())]);
+}
+
+pub(crate) fn a_scale_of_another_row() {
+    must_fail("dense.fp8_scale_of_the_next", &[|| fp8_head::numbers::<Cpu>(&())]);
 }

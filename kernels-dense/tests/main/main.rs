@@ -15,9 +15,13 @@ mod device_experts;
 #[cfg(feature = "cuda")]
 mod device_fill;
 #[cfg(feature = "cuda")]
+mod device_fp8;
+#[cfg(feature = "cuda")]
 mod device_layers;
 mod experts;
 mod fill;
+mod fp8;
+mod fp8_head;
 mod golden;
 mod layers;
 mod literal;
@@ -53,6 +57,13 @@ fn main() {
         head_and_linear_share_their_sums);
     cpu!(suite, fill: places_have_64_bits moments_are_those_of_four_bytes plans_and_operands_are_refused);
     fill::add(&mut suite);
+    cpu!(suite, fp8: numbers_and_codes_of_the_format plans_and_operands_are_refused);
+    fp8::add(&mut suite);
+    cpu!(suite, fp8_head:
+        equals_the_head_of_its_numbers
+        threads_do_not_change_bits
+        plans_and_operands_are_refused);
+    fp8_head::add(&mut suite);
     cpu!(suite, golden:
         norms_of_transformers
         feed_forward_of_transformers
@@ -86,7 +97,10 @@ fn main() {
         a_sum_whose_order_depends_on_the_rows
         experts_added_in_order_of_arrival
         the_last_of_equal_experts
-        a_stream_that_begins_again);
+        a_stream_that_begins_again
+        numbers_cut_off_where_they_are_rounded
+        least_numbers_of_a_byte_that_vanish
+        a_scale_of_another_row);
     both!(suite, layers::rows_are_single_rows);
     both!(suite, layers::odd_rows_keep_to_themselves);
     both!(suite, layers::epilogues_are_their_parts);
@@ -108,12 +122,35 @@ fn main() {
     both!(suite, rows::no_rows_do_nothing);
     both!(suite, fill::sums_by_hand);
     both!(suite, fill::parts_are_of_the_whole);
+    both!(suite, fp8::quantizes_by_hand);
+    both!(suite, fp8::quantizes_to_the_nearest);
+    both!(suite, fp8::quantized_rows_are_within_their_bound);
+    both!(suite, fp8_head::every_code_is_its_number);
+    both!(suite, fp8_head::every_element_is_where_it_is);
+    both!(suite, fp8_head::rows_are_single_rows);
+    both!(suite, fp8_head::odd_rows_keep_to_themselves);
+    both!(suite, fp8_head::some_ids_and_masked_ones);
+    both!(suite, fp8_head::logits_are_within_their_bound);
+    both!(suite, fp8_head::no_rows_do_nothing);
     gpu!(suite, "cuda::fill::equals_the_cpu", |device| device_fill::equals_the_cpu(device));
     gpu!(suite, "cuda::fill::large_memory_is_filled_to_its_end", |device| {
         device_fill::large_memory_is_filled_to_its_end(device)
     });
     gpu!(suite, "cuda::fill::what_has_no_kernel_is_refused", |device| {
         device_fill::what_has_no_kernel_is_refused(device)
+    });
+    gpu!(suite, "cuda::fp8::equals_the_cpu", |device| device_fp8::equals_the_cpu(device));
+    gpu!(suite, "cuda::fp8::tiles_share_their_bits", |device| device_fp8::tiles_share_their_bits(device));
+    gpu!(suite, "cuda::fp8::equals_the_head_of_its_numbers", |device| {
+        device_fp8::equals_the_head_of_its_numbers(device)
+    });
+    gpu!(suite, "cuda::fp8::heads_replay", |device| device_fp8::heads_replay(device));
+    gpu!(suite, "cuda::fp8::heads_wait_for_a_slow_producer", |device| {
+        device_fp8::heads_wait_for_a_slow_producer(device)
+    });
+    gpu!(suite, "cuda::fp8::rows_lie_far_apart", |device| device_fp8::rows_lie_far_apart(device));
+    gpu!(suite, "cuda::fp8::what_has_no_kernel_is_refused", |device| {
+        device_fp8::what_has_no_kernel_is_refused(device)
     });
     gpu!(suite, "cuda::device::equals_the_cpu", |device| device::equals_the_cpu(device));
     gpu!(suite, "cuda::device::every_finite_value_equals_the_cpu", |device| {

@@ -388,6 +388,17 @@ fn dense(checks: &mut Checks) {
         let args = HeadArgs { logits, argmax, x, weight, ids: Some(o.read("ids")), workspace };
         Head::plan(problem, &device)?.run::<Cpu, bf16, f32>(&(), args)
     });
+    checks.op("kernels_dense::Fp8HeadArgs", &[("k", 6), ("weight_rows", 14)], |o| {
+        let (logits, x, ids) = (o.write("logits"), o.read("x"), Some(o.read("ids")));
+        let args = Fp8HeadArgs { logits, x, weight: o.read("weight"), scales: o.read("scales"), ids };
+        Fp8Head::plan(problem, &device)?.run::<Cpu, bf16>(&(), args)
+    });
+    checks.op("kernels_dense::QuantizeArgs", &[("k", 6), ("table_rows", 19)], |o| {
+        let (weight, scales) = (o.write("weight"), o.write("scales"));
+        let args = QuantizeArgs { weight, scales, table: o.read("table"), ids: Some(o.read("ids")) };
+        let problem = QuantizeProblem { rows: 23, k: 6, chosen_from: Some(19) };
+        Quantize::plan(problem, &device)?.run::<Cpu, bf16>(&(), args)
+    });
     let norm = NormProblem { rows: 23, n: 9, eps: 1e-6 };
     checks.op("kernels_dense::NormArgs", &sizes, |o| {
         let args = NormArgs { out: o.write("out"), x: o.read("x"), weight: o.read("weight") };

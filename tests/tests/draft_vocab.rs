@@ -1,4 +1,4 @@
-//! Drafts out of a part of the vocabulary: the output stays, no draft is an id that is not listed, and acceptance is
+//! Drafts out of a part of the vocabulary, or by a head in fp8: the output stays, no draft is an id that is not listed, and acceptance is
 //! what it was where nothing is left out.
 
 use engine::{
@@ -89,9 +89,22 @@ impl<B: EngineBackend, A: Activation, D: Drafter<B, A>> Drafter<B, A> for Watche
 
 /// What the requests receive, and the counts; drafts out of `vocab`, by `inner`.
 fn run(vocab: DraftVocab, inner: impl Drafter<kernels_core::Cpu, bf16> + 'static) -> (Stats, bool) {
+    run_in(false, vocab, inner)
+}
+
+/// The same by rows in fp8, if asked for.
+fn run_in(
+    fp8: bool,
+    vocab: DraftVocab,
+    inner: impl Drafter<kernels_core::Cpu, bf16> + 'static,
+) -> (Stats, bool) {
     let (context, mut model) = load::<bf16>(EMBEDDED);
     let listed = vocab.ids().len();
     model.trim_drafts(&context, vocab).unwrap();
+    if fp8 {
+        model.quantize_drafts(&context).unwrap();
+    }
+    assert_eq!(model.drafts_in_fp8(), fp8);
     let (seen, renewed) = (Rc::default(), Rc::default());
     let drafter = Watched { inner, seen: Rc::clone(&seen), renewed: Rc::clone(&renewed), listed: None };
     let options = Options { limits: limits(3, K), drafts: DraftLength::Fixed(K), pace: Pace::Wait };
@@ -140,6 +153,49 @@ fn a_list_that_learns_finds_what_comes() {
     assert!(learned.accept_length() > fixed.accept_length() + 0.05, "it learned nothing");
 }
 
+/// All ids, as they are chosen among without a list.
+fn run_fp8() -> Stats {
+    let (context, mut model) = load::<bf16>(EMBEDDED);
+    model.quantize_drafts(&context).unwrap();
+    assert!(model.drafts_in_fp8() && model.draft_vocab().is_none());
+    let options = Options { limits: limits(3, K), drafts: DraftLength::Fixed(K), pace: Pace::Wait };
+    let mut engine = Engine::new(context, model, options, Box::new(Mtp)).unwrap();
+    assert_eq!(streams(&mut engine, &requests()), plain(), "all ids in fp8");
+    engine.stats().clone()
+}
+
+#[test]
+fn a_head_in_fp8_leaves_the_output_and_most_drafts() {
+    let percent =
+        |stats: &Stats| stats.acceptance().into_iter().map(|share| 100.0 * share).collect::<Vec<_>>();
+    let of_all = |fp8| run_in(fp8, first(valid()), Mtp).0;
+    let pairs = [
+        ("all ids", of_all(false), run_fp8()),
+        ("1500 ids", run(first(1500), Mtp).0, run_in(true, first(1500), Mtp).0),
+        ("300 ids", run(first(300), Mtp).0, run_in(true, first(300), Mtp).0),
+    ];
+    for (what, bf16, fp8) in &pairs {
+        let (length, in_fp8) = (bf16.accept_length(), fp8.accept_length());
+        let (shares, shares_in_fp8) = (percent(bf16), percent(fp8));
+        println!(
+            "{what}: accept length {length:.3} in bf16, {in_fp8:.3} in fp8; by position {shares:.1?}, {shares_in_fp8:.1?} %"
+        );
+        for (one, other) in shares.iter().zip(&shares_in_fp8) {
+            assert!((one - other).abs() < 5.0, "{what}: {shares:.1?} and {shares_in_fp8:.1?} %");
+        }
+    }
+    // A list of all ids is no list.
+    assert_eq!(of_all(true), pairs[0].2);
+    assert!(pairs.iter().any(|(_, bf16, fp8)| bf16 != fp8), "somewhere another draft is made");
+    let (learned, renewed) = run_in(true, first(200).learning(&tokenizer().added()), Mtp);
+    assert!(renewed && learned.accept_length() > 1.0);
+    // In which order they are asked for does not matter.
+    let (context, mut model) = load::<bf16>(EMBEDDED);
+    model.quantize_drafts(&context).unwrap();
+    model.trim_drafts(&context, first(300)).unwrap();
+    assert!(model.drafts_in_fp8() && model.draft_vocab().is_some());
+}
+
 /// Renewed at every opportunity, with tokens that have nothing to do with what comes.
 #[derive(Debug)]
 struct Restless {
@@ -165,16 +221,27 @@ impl<B: EngineBackend, A: Activation> Drafter<B, A> for Restless {
 
 #[test]
 fn a_list_may_change_in_every_round() {
-    let restless = Restless { inner: Mtp, next: 0, valid: valid() as u32 };
-    let (_, renewed) = run(first(100).learning(&[]), restless);
-    assert!(renewed);
+    for fp8 in [false, true] {
+        let restless = Restless { inner: Mtp, next: 0, valid: valid() as u32 };
+        let (_, renewed) = run_in(fp8, first(100).learning(&[]), restless);
+        assert!(renewed);
+    }
 }
 
 /// The rows of the table that draft with the head, by a trimmed one: it counts by what it says itself.
 #[test]
 fn parity_holds_and_counts() {
+    for fp8 in [false, true] {
+        parity_of(fp8);
+    }
+}
+
+fn parity_of(fp8: bool) {
     let (context, mut model) = load::<bf16>(EMBEDDED);
     model.trim_drafts(&context, first(600)).unwrap();
+    if fp8 {
+        model.quantize_drafts(&context).unwrap();
+    }
     let mut plan = Plan { prompts: 4, tokens: 16, words: 0, ..Plan::quick() };
     plan.rows.retain(|row| row.proposer == Proposer::Mtp);
     assert!(plan.rows.len() > 1);

@@ -7,7 +7,7 @@ use super::{
     reply::Reply,
     requests::{Maker, SamplingArgs, TextRequest, check_stops},
     source::Words,
-    vocab::VocabArgs,
+    vocab::{VocabArgs, among},
 };
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
@@ -222,14 +222,14 @@ impl Generate {
             StatsFormat::None => {}
             StatsFormat::Json => {
                 let counts = Rates::from(stats);
-                let report = StatsReport { loaded, seconds, tokens_per_second, draft_vocab, counts, times };
+                let draft_fp8 = model.drafts_in_fp8();
+                let report =
+                    StatsReport { loaded, seconds, tokens_per_second, draft_vocab, draft_fp8, counts, times };
                 eprintln!("{}", serde_json::to_string(&report)?);
             }
             StatsFormat::Text => {
-                let among = draft_vocab
-                    .map(|n| format!(", with drafts among {n} of {} ids", model.valid_vocab()))
-                    .filter(|_| !stats.drafted.is_empty())
-                    .unwrap_or_default();
+                let among = self.vocab.given().map(|_| format!(", with drafts {}", among(model)));
+                let among = among.filter(|_| !stats.drafted.is_empty()).unwrap_or_default();
                 let share = |d: Duration| format!("{:.0} %", 100.0 * d.as_secs_f64() / seconds);
                 let all = if self.requests.is_some() { " of all requests together" } else { "" };
                 eprintln!(
@@ -279,10 +279,8 @@ impl Job for &Generate {
             source.require_head().context("a request asks for drafts")?;
         }
         let use_head = most > 0;
-        if self.vocab.given() && !use_head {
-            bail!(
-                "--draft-vocab is given, but nothing is drafted; drop it, or ask for drafts with --draft K"
-            );
+        if let Some(option) = self.vocab.given().filter(|_| !use_head) {
+            bail!("{option} is given, but nothing is drafted; drop it, or ask for drafts with --draft K");
         }
         let mut model_args = self.model.clone();
         // Slots that nobody will use would only cost memory.
@@ -293,7 +291,7 @@ impl Job for &Generate {
         let say = self.stats.map_or(context.device.arch.is_some(), |stats| stats != StatsFormat::None);
         plan_memory(&context, config, &limits, self.model.dtype, say)?;
         let mut model = source.build::<B, A>(&context)?;
-        self.vocab.trim(&context, &mut model, &source)?;
+        self.vocab.apply(&context, &mut model, &source)?;
         drop(source);
         let options = Options { limits, drafts, pace: Pace::of::<B>() };
         let mut engine = Engine::new(context, model, options, drafter)?;
@@ -359,6 +357,8 @@ struct StatsReport<'a> {
     /// Ids that drafts were chosen from, where not from all.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_vocab: Option<usize>,
+    /// Whether drafts were chosen by a head in fp8.
+    draft_fp8: bool,
     #[serde(flatten)]
     counts: Rates<'a>,
     /// Of all requests together.

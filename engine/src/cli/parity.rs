@@ -116,8 +116,8 @@ impl Job for &Parity {
         }
         let source = self.source.open(MtpFrom::Checkpoint, self.seed)?;
         eprintln!("{}", source.verdict());
-        if self.vocab.given() {
-            source.require_head().context("--draft-vocab trims the draft head")?;
+        if let Some(option) = self.vocab.given() {
+            source.require_head().with_context(|| format!("{option} changes the draft head"))?;
         }
         if !source.has_head() {
             eprintln!("without an MTP head, rows that draft with it are left out");
@@ -140,7 +140,7 @@ impl Job for &Parity {
         plan_memory(&context, source.config(), &parity::limits(&plan, &tokenizer)?, self.dtype, say)?;
         let self_test = device::self_test(&context)?;
         let mut model = source.build::<B, A>(&context)?;
-        self.vocab.trim(&context, &mut model, &source)?;
+        self.vocab.apply(&context, &mut model, &source)?;
         let progress = Progress::new();
         let again = Context::new(context.queue.clone(), context.device.clone());
         let rows =

@@ -1,21 +1,43 @@
-//! A head with some rows of the target's: what drafts are chosen by, where reading the whole one would cost more than
-//! the drafts it finds.
+//! A head that drafts alone are chosen by, where reading the target's would cost more than the drafts it finds: with some of
+//! its rows, or with rows in fp8, or both.
 
 use super::{Context, EngineBackend, Model, Op, Workspaces};
 use crate::{Result, config::Config, draft::DraftVocab};
 use kernels_core::{Activation, Backend, Tensor, TensorMut};
-use kernels_dense::{Embed, EmbedArgs, EmbedProblem, Head, HeadArgs, HeadProblem};
+use kernels_dense::{
+    Embed, EmbedArgs, EmbedProblem, Fp8Head, Fp8HeadArgs, Head, HeadArgs, HeadProblem, Quantize,
+    QuantizeArgs, QuantizeProblem,
+};
 
-/// The rows of the head whose ids may be drafted.
+/// The rows that drafts are chosen by, made from those of the target's head.
 #[derive(Debug)]
 pub struct DraftHead<B: Backend, A: Activation> {
-    vocab: DraftVocab,
+    /// `None` = all ids, each in its row.
+    listed: Option<Listed<B>>,
     /// Rows, those included that stand for no id.
     rows: usize,
+    weight: Weight<B, A>,
+}
+
+/// Which ids may be drafted.
+#[derive(Debug)]
+struct Listed<B: Backend> {
+    vocab: DraftVocab,
     /// `[rows]`: the id of each row, -1 behind the last.
     ids: B::Memory<i32>,
-    /// `[rows, hidden]`
-    weight: B::Memory<A>,
+}
+
+#[derive(Debug)]
+enum Weight<B: Backend, A: Activation> {
+    /// `[rows, hidden]`, as in the target's head.
+    Same(B::Memory<A>),
+    /// E4M3 codes, and the scale of each row.
+    Fp8 {
+        /// `[rows, hidden]`
+        codes: B::Memory<u8>,
+        /// `[rows]`
+        scales: B::Memory<f32>,
+    },
 }
 
 /// CUDA kernels take rows in groups of this many.
@@ -25,41 +47,76 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
     /// From now on drafts are chosen among these ids, by a head that has their rows only. What the target chooses does
     /// not change, and so no output does.
     pub fn trim_drafts(&mut self, cx: &Context<B>, vocab: DraftVocab) -> Result<()> {
-        let rows = vocab.ids().len().next_multiple_of(ROWS);
-        let ids = B::zeros(&cx.queue, rows)?;
-        let weight = B::zeros(&cx.queue, rows * self.config.hidden)?;
-        self.draft_head = Some(DraftHead { vocab, rows, ids, weight });
+        self.make_draft_head(cx, Some(vocab), self.drafts_in_fp8())
+    }
+
+    /// From now on drafts are chosen by rows in fp8, of the ids that they are chosen among. What the target chooses does
+    /// not change, and so no output does.
+    pub fn quantize_drafts(&mut self, cx: &Context<B>) -> Result<()> {
+        self.make_draft_head(cx, self.draft_vocab().cloned(), true)
+    }
+
+    fn make_draft_head(&mut self, cx: &Context<B>, vocab: Option<DraftVocab>, fp8: bool) -> Result<()> {
+        // One that was there makes room first.
+        self.draft_head = None;
+        let (on, hidden) = (&cx.queue, self.config.hidden);
+        let rows = vocab.as_ref().map_or(self.config.vocab, |v| v.ids().len().next_multiple_of(ROWS));
+        let listed = vocab.map(|vocab| B::zeros(on, rows).map(|ids| Listed { vocab, ids })).transpose()?;
+        let weight = if fp8 {
+            Weight::Fp8 { codes: B::zeros(on, rows * hidden)?, scales: B::zeros(on, rows)? }
+        } else {
+            Weight::Same(B::zeros(on, rows * hidden)?)
+        };
+        self.draft_head = Some(DraftHead { listed, rows, weight });
         self.gather(cx)
     }
 
     /// The ids that drafts are chosen from, where that are not all.
     pub fn draft_vocab(&self) -> Option<&DraftVocab> {
-        self.draft_head.as_ref().map(|head| &head.vocab)
+        self.draft_head.as_ref()?.listed.as_ref().map(|listed| &listed.vocab)
     }
 
     pub(crate) fn draft_vocab_mut(&mut self) -> Option<&mut DraftVocab> {
-        self.draft_head.as_mut().map(|head| &mut head.vocab)
+        self.draft_head.as_mut()?.listed.as_mut().map(|listed| &mut listed.vocab)
+    }
+
+    /// Whether drafts are chosen by rows in fp8.
+    pub fn drafts_in_fp8(&self) -> bool {
+        self.draft_head.as_ref().is_some_and(|head| matches!(head.weight, Weight::Fp8 { .. }))
     }
 
     /// Copies the rows of the listed ids, ordered on the queue: launches before see the old list, launches behind the
     /// new one.
     pub(crate) fn gather(&mut self, cx: &Context<B>) -> Result<()> {
         let Some(to) = &mut self.draft_head else { return Ok(()) };
-        let (rows, Config { hidden: n, vocab, .. }) = (to.rows, &self.config);
-        let mut ids: Vec<i32> = to.vocab.ids().iter().map(|id| *id as i32).collect();
-        ids.resize(rows, -1);
-        B::write(&cx.queue, &mut to.ids, 0, &ids)?;
-        let args = EmbedArgs::<B, A> {
-            out: TensorMut::of(&mut to.weight, [rows, *n]),
-            ids: Tensor::of(&to.ids, [rows]),
-            table: Tensor::of(self.head.as_ref().unwrap_or(&self.embed), [*vocab, *n]),
-        };
-        let op = Embed::plan(EmbedProblem { rows, n: *n, vocab: *vocab }, &cx.device)?;
-        cx.run(Op::Gather, |on| op.run(on, args))
+        let (rows, Config { hidden: k, vocab, .. }) = (to.rows, &self.config);
+        let (k, vocab) = (*k, *vocab);
+        if let Some(listed) = &mut to.listed {
+            let mut ids: Vec<i32> = listed.vocab.ids().iter().map(|id| *id as i32).collect();
+            ids.resize(rows, -1);
+            B::write(&cx.queue, &mut listed.ids, 0, &ids)?;
+        }
+        let ids = to.listed.as_ref().map(|listed| Tensor::of(&listed.ids, [rows]));
+        let table = Tensor::of(self.head.as_ref().unwrap_or(&self.embed), [vocab, k]);
+        match &mut to.weight {
+            Weight::Same(weight) => {
+                let ids = ids.expect("all rows as they are would be the target's head");
+                let args = EmbedArgs::<B, A> { out: TensorMut::of(weight, [rows, k]), ids, table };
+                let op = Embed::plan(EmbedProblem { rows, n: k, vocab }, &cx.device)?;
+                cx.run(Op::Gather, |on| op.run(on, args))
+            }
+            Weight::Fp8 { codes, scales } => {
+                let problem = QuantizeProblem { rows, k, chosen_from: ids.as_ref().map(|_| vocab) };
+                let (weight, scales) = (TensorMut::of(codes, [rows, k]), TensorMut::of(scales, [rows]));
+                let args = QuantizeArgs::<B, A> { weight, scales, table, ids };
+                let op = Quantize::plan(problem, &cx.device)?;
+                cx.run(Op::Gather, |on| op.run(on, args))
+            }
+        }
     }
 
-    /// As [`logits`](Self::logits), by the trimmed head: only columns of listed ids are written, the others have to be
-    /// -inf already.
+    /// As [`logits`](Self::logits), for drafts. Of some ids only their columns are written: the others have to be -inf
+    /// already.
     pub(crate) fn draft_logits(
         &self,
         cx: &Context<B>,
@@ -67,19 +124,28 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         logits: &mut B::Memory<f32>,
         workspaces: &mut Workspaces<B>,
     ) -> Result<()> {
-        let head = self.draft_head.as_ref().expect("there is memory for its logits because there is one");
+        let Some(head) = &self.draft_head else { return self.logits(cx, hidden, logits, workspaces) };
         let Config { hidden: k, vocab, .. } = self.config;
         let rows = hidden.dims[0];
-        let problem = HeadProblem { rows, k, vocab, valid: self.valid_vocab, listed: Some(head.rows) };
-        let op = Head::plan(problem, &cx.device)?;
-        let args = HeadArgs {
-            logits: Some(TensorMut::of(logits, [rows, vocab])),
-            argmax: None,
-            x: hidden.reborrow(),
-            weight: Tensor::of(&head.weight, [head.rows, k]),
-            ids: Some(Tensor::of(&head.ids, [head.rows])),
-            workspace: workspaces.dense.lend(&cx.queue, op.workspace_bytes())?,
-        };
-        cx.stream(Op::Head, head.rows * k * size_of::<A>(), |on| op.run(on, args))
+        let listed = head.listed.as_ref();
+        let problem =
+            HeadProblem { rows, k, vocab, valid: self.valid_vocab, listed: listed.map(|_| head.rows) };
+        let ids = listed.map(|listed| Tensor::of(&listed.ids, [head.rows]));
+        let (logits, x) = (TensorMut::of(logits, [rows, vocab]), hidden.reborrow());
+        match &head.weight {
+            Weight::Same(weight) => {
+                let op = Head::plan(problem, &cx.device)?;
+                let weight = Tensor::of(weight, [head.rows, k]);
+                let workspace = workspaces.dense.lend(&cx.queue, op.workspace_bytes())?;
+                let args = HeadArgs { logits: Some(logits), argmax: None, x, weight, ids, workspace };
+                cx.stream(Op::Head, head.rows * k * size_of::<A>(), |on| op.run(on, args))
+            }
+            Weight::Fp8 { codes, scales } => {
+                let weight = Tensor::of(codes, [head.rows, k]);
+                let args = Fp8HeadArgs { logits, x, weight, scales: Tensor::of(scales, [head.rows]), ids };
+                let op = Fp8Head::plan(problem, &cx.device)?;
+                cx.stream(Op::Head, head.rows * (k + 4), |on| op.run(on, args))
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Drafts out of a part of the vocabulary.
+//! Drafts by a head of their own, and out of a part of the vocabulary.
 
 use super::{Core, target::Choosing};
 use crate::{Result, draft::DraftVocab, model::EngineBackend};
@@ -31,7 +31,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     pub(super) fn choose_drafts(&mut self, choosing: Choosing, sequences: usize) -> Result<()> {
         let carried = Tensor::of(&self.scratch.carried, [sequences, self.model.config().hidden]);
         let Some(logits) = &mut self.draft_logits else {
-            self.model.logits(&self.cx, carried, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
+            let (logits, workspaces) = (&mut self.scratch.logits, &mut self.scratch.workspaces);
+            self.model.draft_logits(&self.cx, carried, logits, workspaces)?;
             return self.sample(choosing, sequences);
         };
         self.model.draft_logits(&self.cx, carried, logits, &mut self.scratch.workspaces)?;

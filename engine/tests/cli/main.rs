@@ -121,6 +121,35 @@ fn drafts_out_of_a_part_of_the_vocabulary_change_only_how_many_come_true() {
 }
 
 #[test]
+fn drafts_by_a_head_in_fp8_change_only_how_many_come_true() {
+    let report = |output: &Output| -> serde_json::Value {
+        serde_json::from_str(text(&output.stderr).lines().last().expect("a line")).expect("JSON")
+    };
+    let with = lockstep(&generate(&[QUESTION, "--stats", "json"]));
+    assert_eq!(report(&with)["draft_fp8"], false);
+    for more in [&["--draft-fp8"][..], &["--draft-fp8", "--draft-vocab", "learn:500"]] {
+        let output = lockstep(&generate(&[&[QUESTION, "--stats", "json"][..], more].concat()));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), text(&with.stdout), "{more:?}");
+        let report = report(&output);
+        assert_eq!(report["draft_fp8"], true, "{report}");
+        assert_eq!(report["draft_vocab"].is_null(), more.len() == 1, "{report}");
+        assert!(report["accept_length"].as_f64() > Some(1.0), "{more:?}: {report}");
+    }
+    let output = lockstep(&generate(&[QUESTION, "--draft-fp8"]));
+    let (stderr, by) = (text(&output.stderr), "ids by a head in fp8");
+    for word in ["drafts are chosen among", "accept length", by, "with drafts among", "tokens/s"] {
+        assert!(stderr.contains(word), "`{word}` is not in: {stderr}");
+    }
+    assert_eq!(stderr.matches(by).count(), 2, "before the text and beside the acceptance: {stderr}");
+    let nothing = generate(&["x", "--draft-fp8", "--draft", "0"]);
+    refused_with(&nothing, &["--draft-fp8", "nothing is drafted", "--draft K"]);
+    let headless = without_head();
+    let parity = ["parity", "--draft-fp8", "--model", headless.path().to_str().unwrap()];
+    refused_with(&parity, &["--draft-fp8 changes the draft head", "MTP"]);
+}
+
+#[test]
 fn lists_of_drafts_are_refused_by_name() {
     let with = |list| generate(&["x", "--draft-vocab", list]);
     refused_with(&with("0"), &["--draft-vocab", "`draft_vocab` is 0", "at least 1"]);
@@ -131,7 +160,7 @@ fn lists_of_drafts_are_refused_by_name() {
     refused_with(&["parity", "--draft-vocab", "learn:9"], &["--draft-vocab learns", "give N or FILE alone"]);
     let headless = without_head();
     let parity = ["parity", "--draft-vocab", "9", "--model", headless.path().to_str().unwrap()];
-    refused_with(&parity, &["--draft-vocab trims the draft head", "MTP"]);
+    refused_with(&parity, &["--draft-vocab changes the draft head", "MTP"]);
 }
 
 #[test]

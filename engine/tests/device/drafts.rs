@@ -87,7 +87,7 @@ pub(crate) fn an_oracle_is_as_right_as_asked<B: EngineBackend + Place>(on: &B::Q
     }
 }
 
-/// Lists that stay and one that follows, among them one shorter than the top-k of a request.
+/// Lists that stay and one that follows, among them one shorter than the top-k of a request; and rows in fp8.
 pub(crate) fn a_trimmed_head_leaves_the_output<B: EngineBackend + Place>(on: &B::Queue) {
     let (plain, _) = run::<B>(on, 0, Box::new(Plain), |_, _, _| {});
     let (streams, whole) = run::<B>(on, 3, Box::new(Mtp), |_, _, _| {});
@@ -106,6 +106,22 @@ pub(crate) fn a_trimmed_head_leaves_the_output<B: EngineBackend + Place>(on: &B:
         lengths.push(stats.accept_length());
     }
     println!("accept length {:.2}; all, 1500, 10, 10 that follow: {lengths:.2?}", whole.accept_length());
+    for (count, learns) in [(None, false), (Some(1500), false), (Some(10), true)] {
+        let (streams, stats) = run::<B>(on, 3, Box::new(Mtp), |context, tokenizer, model| {
+            if let Some(count) = count {
+                let vocab = DraftVocab::first(count, &[], tokenizer.valid_vocab()).expect("some ids");
+                let vocab = if learns { vocab.learning(&[0]) } else { vocab };
+                model.trim_drafts(context, vocab).expect("it fits");
+            }
+            model.quantize_drafts(context).expect("it fits");
+            assert!(model.drafts_in_fp8() && model.draft_vocab().is_some() == count.is_some());
+        });
+        assert_eq!(streams, plain, "{count:?} ids in fp8, learning: {learns}");
+        let (same, here) = (if learns { lengths[3] } else { lengths[1] }, stats.accept_length());
+        let same = if count.is_none() { whole.accept_length() } else { same };
+        println!("accept length of {count:?} ids in fp8 {here:.2}, in bf16 {same:.2}");
+        assert!((here - same).abs() < 0.15, "{count:?} ids in fp8: {here} instead of {same}");
+    }
     assert!(lengths[2] + 0.1 < lengths[1], "{lengths:?}");
     assert!(lengths.iter().all(|length| *length >= 1.0));
 }

@@ -5,8 +5,9 @@ use super::{
     device::{self, DeviceName, Job},
     plan_memory,
     source::SourceArgs,
+    vocab::VocabArgs,
 };
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use engine::{
     Pace,
@@ -40,6 +41,8 @@ pub(crate) struct Bench {
     /// Drafts of a round, numbers or `auto`; plain decoding is measured in any case
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,auto", value_name = "LIST", value_parser = super::draft_length)]
     draft: Vec<DraftLength>,
+    #[command(flatten)]
+    vocab: VocabArgs,
     /// Only plain decoding
     #[arg(long, conflicts_with = "draft")]
     plain: bool,
@@ -115,13 +118,17 @@ impl Job for &Bench {
         };
         let mtp = if plan.drafts.is_empty() { MtpFrom::Nowhere } else { MtpFrom::Checkpoint };
         let source = self.source.open(mtp, self.seed)?;
+        if let Some(option) = self.vocab.given().filter(|_| plan.drafts.is_empty()) {
+            bail!("{option} changes the draft head, but with --plain nothing is drafted; drop one of them");
+        }
         eprintln!("{}", source.verdict());
         for limits in plan.limits() {
             plan_memory(&context, source.config(), &limits, self.dtype, false)?;
         }
         let self_test = device::self_test(&context)?;
         let started = Instant::now();
-        let model = source.build::<B, A>(&context)?;
+        let mut model = source.build::<B, A>(&context)?;
+        self.vocab.apply(&context, &mut model, &source)?;
         B::synchronize(&context.queue)?;
         eprintln!("weights are there after {:.1} s", started.elapsed().as_secs_f64());
         drop(source);

@@ -46,4 +46,5 @@ fn writes_json() {
 fn refuses_numbers_that_cannot_work() {
     refused_with(&["bench", "--rounds", "0"], &["`rounds` is 0", "at least 1"]);
     refused_with(&["bench", "--draft", "16"], &["`drafts` is 16", "at most 15"]);
+    refused_with(&["bench", "--plain", "--draft-fp8"], &["--draft-fp8", "--plain"]);
 }

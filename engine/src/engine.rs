@@ -1,12 +1,12 @@
 //! Requests in, tokens out: continuous batching around the speculative round.
 
+mod auto;
 mod passes;
 mod schedule;
 
 pub use crate::round::Pace;
 use crate::{
     Error, Result,
-    auto::Auto,
     cache::{Limits, Pages, Slots},
     draft::{self, DraftLength, Drafter},
     model::{Context, EngineBackend, Model, Trace},
@@ -14,6 +14,7 @@ use crate::{
     round::{Core, Digest},
     stats::{Stats, Times},
 };
+use auto::Auto;
 use kernels_core::Activation;
 use passes::{Span, Unread};
 use schedule::length_limit;

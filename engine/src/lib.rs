@@ -4,7 +4,6 @@
 //! [`Engine`] is the loop; everything it computes is an operation of one of the kernel crates, so the same
 //! code runs on every backend that has them.
 
-mod auto;
 pub mod bench;
 pub mod cache;
 pub mod config;

@@ -1,9 +1,12 @@
 //! What is enqueued, and what is read of it.
 
-use super::{Engine, Live, Pace, schedule::length_limit};
+use super::{
+    Engine, Live, Pace,
+    auto::{Auto, Round},
+    schedule::length_limit,
+};
 use crate::{
     Result,
-    auto::{Auto, Round},
     draft::DraftLength,
     model::EngineBackend,
     request::{Event, Finish, RequestId},

@@ -9,7 +9,6 @@ use crate::{
 };
 use kernels_core::Activation;
 use kernels_spec::State;
-use std::time::Duration;
 
 /// What a pass brought for one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,13 +45,6 @@ pub struct Passed<B: Machine> {
     pub started: B::Mark,
     /// Behind its last one.
     pub computed: B::Mark,
-}
-
-impl<B: Machine> Passed<B> {
-    /// How long the target took.
-    pub fn time(&self) -> Result<Duration> {
-        B::between(&self.started, &self.computed)
-    }
 }
 
 /// Where the device leaves what the host reads of a pass: one for each pass that is unread.

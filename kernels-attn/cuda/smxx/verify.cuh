@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) {
       shared.full[i].init(32 * kProducers);
-      shared.free[i].init(kWarps);
+      shared.free[i].init(kWarps * kWarpArrivals);
     }
   }
   __syncthreads();

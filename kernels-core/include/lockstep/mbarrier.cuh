@@ -11,6 +11,14 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
+// Arrivals of a warp. One lane speaks for all, behind their __syncwarp; compute-sanitizer's racecheck does not follow
+// that chain, so in a checked build every lane arrives for itself.
+#ifdef LS_CHECKED
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+
 // One phase completes when the expected arrivals and bytes have come; the next one begins at once. Phases are
 // told apart by their parity, so nobody may be more than one phase behind.
 struct Barrier {

@@ -58,18 +58,10 @@ __device__ __forceinline__ Work work_at(const Params& p, int32_t index, bool rep
   return work_of<Mode::Verify>(p, counters_of<Mode::Verify>(p, index, report), report);
 }
 
-// Arrivals of a warp. One lane speaks for all, behind their __syncwarp; racecheck does not follow that chain, so in
-// a checked build every lane arrives for itself.
-#ifdef LS_CHECKED
-constexpr int kArrivals = 32;
-#else
-constexpr int kArrivals = 1;
-#endif
-
 // A warp's arrival, behind what its lanes did.
 __device__ __forceinline__ void warp_arrives(Barrier& barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 < kArrivals) barrier.arrive();
+  if (threadIdx.x % 32 < kWarpArrivals) barrier.arrive();
 }
 
 __device__ __forceinline__ void bring(const Params& p, Shared& shared) {
@@ -178,11 +170,11 @@ __global__ void __launch_bounds__(2 * kThreads, kResident) persistent(const Para
   Shared& shared = *reinterpret_cast<Shared*>(bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      shared.full[i].init(kArrivals);
-      shared.free[i].init(kWarps * kArrivals);
+      shared.full[i].init(kWarpArrivals);
+      shared.free[i].init(kWarps * kWarpArrivals);
     }
     shared.state_full.init(1);
-    shared.state_free.init(kWarps * kArrivals);
+    shared.state_free.init(kWarps * kWarpArrivals);
     Barrier::publish();
   }
   __syncthreads();

@@ -23,6 +23,11 @@ pub enum LayerKind {
     Full,
 }
 
+/// The least width from this one on that dense CUDA kernels take: rows are whole vectors of 16 bytes.
+pub(crate) fn kernel_width(width: usize) -> usize {
+    width.next_multiple_of(8)
+}
+
 /// The sizes of the Gated Delta Net layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gdn {
@@ -52,6 +57,12 @@ impl Gdn {
     /// Channels of the convolution: queries, keys, values.
     pub fn conv_channels(&self) -> usize {
         2 * self.k_width() + self.v_width()
+    }
+
+    /// Width of everything a layer's input is projected to: the convolution's channels, z, b and a, and zeros up to a
+    /// [width that kernels take](kernel_width).
+    pub fn projected_width(&self) -> usize {
+        kernel_width(self.conv_channels() + self.v_width() + 2 * self.v_heads)
     }
 }
 

@@ -73,7 +73,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
     ) -> Result<()> {
         let (c, g, rows) = (&self.config, &self.config.gdn, pass.rows);
         let (channels, z_width) = (g.conv_channels(), g.v_width());
-        let width = channels + z_width + 2 * g.v_heads;
+        let width = g.projected_width();
         let normed = Tensor::of(&scratch.normed, [rows, c.hidden]);
         linear(
             cx,
@@ -136,7 +136,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             q: convolved.reborrow().columns(0..key_width).heads(g.k_heads),
             k: convolved.reborrow().columns(key_width..2 * key_width).heads(g.k_heads),
             v: convolved.reborrow().columns(2 * key_width..channels).heads(g.v_heads),
-            a: projected.reborrow().columns(gates + g.v_heads..width),
+            a: projected.reborrow().columns(gates + g.v_heads..gates + 2 * g.v_heads),
             b: projected.reborrow().columns(gates..gates + g.v_heads),
             a_log: Tensor::of(&weights.a_log, [g.v_heads]),
             dt_bias: Tensor::of(&weights.dt_bias, [g.v_heads]),

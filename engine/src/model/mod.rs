@@ -91,7 +91,7 @@ pub struct Attention<B: Backend, A: Activation> {
 /// A Gated Delta Net mixer.
 #[derive(Debug)]
 pub struct Gdn<B: Backend, A: Activation> {
-    /// `[channels + v_heads * v_dim + 2 v_heads, hidden]`: q, k and v (through the conv), z, b, a.
+    /// `[projected_width, hidden]`: q, k and v (through the conv), z, b, a, and rows of zeros.
     input: B::Memory<A>,
     /// `[channels, width]`
     conv: B::Memory<A>,

@@ -101,9 +101,10 @@ impl<B: EngineBackend> build::Source for Random<'_, B> {
     type Backend = B;
     type Tensor = Draw;
 
-    fn rows<A: Activation>(&self, parts: &[&Draw]) -> Result<B::Memory<A>> {
+    fn rows<A: Activation>(&self, parts: &[&Draw], zeros: usize) -> Result<B::Memory<A>> {
         let Context { queue, device, .. } = self.cx;
-        let mut memory = B::zeros::<A>(queue, parts.iter().map(|part| part.len).sum())?;
+        let drawn: usize = parts.iter().map(|part| part.len).sum();
+        let mut memory = B::zeros::<A>(queue, drawn + zeros)?;
         let mut at = 0;
         for &&Draw { len, stream, mean, std } in parts {
             let problem = RandomFillProblem { len, first: 0, seed: self.seed, stream, mean, std };

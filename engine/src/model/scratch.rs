@@ -94,8 +94,7 @@ impl Widths {
         let g = &c.gdn;
         let queries = c.heads * c.head_dim;
         Widths {
-            projected: (2 * queries + 2 * c.kv_heads * c.head_dim)
-                .max(g.conv_channels() + g.v_width() + 2 * g.v_heads),
+            projected: (2 * queries + 2 * c.kv_heads * c.head_dim).max(g.projected_width()),
             convolved: g.conv_channels(),
             queries,
             mixed: queries.max(g.v_width()),

@@ -213,7 +213,7 @@ pub fn overlapping_launches_wait(device: &Device) {
 /// the state of one of its two sequences.
 pub fn slow_producers_are_waited_for(device: &Device) {
     let on = &device.queue;
-    let many_rows = 6000 / stride(20);
+    let many_rows = 6000 / stride(6);
     let p = flushing(Problem { max_rows: ROWS, slots: 2, ..small::<Cuda>() }, 3);
     let mut rng = Rng::new(81);
     let inputs = Inputs::random(device, &p, many_rows, &mut rng);

@@ -395,7 +395,7 @@ class Computer {
   __device__ __forceinline__ void release() {
     const Thread thread;
     __syncwarp();
-    if (thread.lane < kWarpArrivals) arrive(shared_.free[place_.stage()]);
+    if (kWarpArrivals == 32 || thread.lane == 0) arrive(shared_.free[place_.stage()]);
     place_.move_on(stages_);
   }
 

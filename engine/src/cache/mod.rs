@@ -152,7 +152,7 @@ pub struct Recurrent<B: Backend, A: Activation> {
     pub ring_rows: usize,
     /// `[slots, v_heads, v_dim, k_dim]`: the state after `folded` tokens.
     pub state: B::Memory<f32>,
-    /// `[slots, journal_rows, width]`: raw k, v, a, b of position p at row `p % journal_rows`.
+    /// `[slots, journal_rows, journal_stride]`: raw k, v, a, b of position p at row `p % journal_rows`.
     pub journal: B::Memory<A>,
     /// Rows of the journal.
     pub journal_rows: usize,
@@ -165,12 +165,11 @@ impl<B: Backend, A: Activation> Recurrent<B, A> {
         let (g, slots) = (&c.gdn, limits.slots);
         let ring_rows = conv_ring_rows(g.conv_width, limits.max_rows());
         let journal_rows = journal_rows(limits.flush_after, limits.max_rows());
-        let journal_width = g.k_width() + g.v_width() + 2 * g.v_heads;
         Ok(Recurrent {
             ring: B::zeros(on, slots * ring_rows * g.conv_channels())?,
             ring_rows,
             state: B::zeros(on, slots * g.v_width() * g.k_dim)?,
-            journal: B::zeros(on, slots * journal_rows * journal_width)?,
+            journal: B::zeros(on, slots * journal_rows * g.journal_stride())?,
             journal_rows,
             flush_after: limits.flush_after,
         })
@@ -268,7 +267,6 @@ impl MemoryPlan {
             (c.count(crate::config::LayerKind::Full), c.count(crate::config::LayerKind::Linear));
         let pools = full + usize::from(limits.draft_head);
         let s = limits.slots;
-        let journal_width = g.k_width() + g.v_width() + 2 * g.v_heads;
         let (journal_rows, ring_rows) = (
             journal_rows(limits.flush_after, limits.max_rows()),
             conv_ring_rows(g.conv_width, limits.max_rows()),
@@ -282,7 +280,7 @@ impl MemoryPlan {
         MemoryPlan {
             kv: product(&[pools, limits.pages, 2, c.kv_heads, limits.page_rows, c.head_dim, element]),
             state: product(&[linear, s, g.v_width(), g.k_dim, 4]),
-            journal: product(&[linear, s, journal_rows, journal_width, element]),
+            journal: product(&[linear, s, journal_rows, g.journal_stride(), element]),
             conv: product(&[linear, s, ring_rows, g.conv_channels(), element]),
             hidden: product(&[s, hidden_rows, c.hidden, element]),
             tables: product(&[4, sum(&tables)]),

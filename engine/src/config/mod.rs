@@ -59,6 +59,12 @@ impl Gdn {
         2 * self.k_width() + self.v_width()
     }
 
+    /// Elements from one row of a journal to the next: raw k, v, a and b of a token, up to a
+    /// [width that kernels take](kernel_width).
+    pub fn journal_stride(&self) -> usize {
+        kernel_width(self.k_width() + self.v_width() + 2 * self.v_heads)
+    }
+
     /// Width of everything a layer's input is projected to: the convolution's channels, z, b and a, and zeros up to a
     /// [width that kernels take](kernel_width).
     pub fn projected_width(&self) -> usize {

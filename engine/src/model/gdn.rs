@@ -4,9 +4,20 @@ use super::{Context, EngineBackend, Gdn, Kind, Mixer, Model, Op, Pass, Scratch, 
 use crate::{
     Error, Result,
     cache::{Recurrent, Shared},
+    config,
 };
 use kernels_core::{Activation, Tensor, TensorMut, slots::Fault};
 use kernels_dense::{Epilogue, GatedNorm, GatedNormArgs, GatedNormProblem};
+
+/// A journal as kernels see it: rows lie further apart than they are wide where that is no width for kernels.
+fn journal_of<'m, B: EngineBackend, A: Activation>(
+    memory: &'m mut B::Memory<A>,
+    dims: [usize; 3],
+    g: &config::Gdn,
+) -> TensorMut<'m, B, A, 3> {
+    let row = g.journal_stride();
+    TensorMut::of(memory, dims).with_strides([dims[1] * row, row, 1])
+}
 
 impl<B: EngineBackend, A: Activation> Model<B, A> {
     /// The state of one slot of a GDN layer after `committed` tokens, computed in a copy.
@@ -38,7 +49,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             journal_rows: rows,
             flush_after: memory.flush_after,
         };
-        let journal = rows * problem.journal_width();
+        let journal = rows * g.journal_stride();
         let mut state = B::upload(on, &B::read(on, &memory.state, slot * length..(slot + 1) * length)?)?;
         let mut copy = B::upload(on, &B::read(on, &memory.journal, slot * journal..(slot + 1) * journal)?)?;
         let mut faults = B::zeros::<u64>(on, 2)?;
@@ -46,7 +57,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let slots = B::upload(on, &[0])?;
         let args = kernels_gdn::FoldArgs::<B, A> {
             state: TensorMut::of(&mut state, [1, g.v_heads, g.v_dim, g.k_dim]),
-            journal: TensorMut::of(&mut copy, [1, rows, problem.journal_width()]),
+            journal: journal_of(&mut copy, [1, rows, problem.journal_width()], g),
             faults: TensorMut::of(&mut faults, [2]),
             folded: Tensor::of(&folded, [1]),
             a_log: Tensor::of(&weights.a_log, [g.v_heads]),
@@ -130,7 +141,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let args = kernels_gdn::Args {
             out: TensorMut::of(&mut scratch.mixed, [rows, g.v_heads, g.v_dim]),
             state: TensorMut::of(&mut memory.state, [shared.slots, g.v_heads, g.v_dim, g.k_dim]),
-            journal: TensorMut::of(&mut memory.journal, journal),
+            journal: journal_of(&mut memory.journal, journal, g),
             faults: TensorMut::of(&mut shared.table.faults, [shared.slots + 1]),
             folded: Tensor::of(&shared.table.folded, [shared.slots]),
             q: convolved.reborrow().columns(0..key_width).heads(g.k_heads),

@@ -4,7 +4,12 @@ use super::raw::{Raw, packed};
 use super::{SMALL, grids};
 use kernels_attn::{Grid, Problem, Share};
 use kernels_core::{Backend, Cuda, PAD, Result, bf16};
-use kernels_testkit::{compare::assert_same_bits, device::Device, rng::Rng, runner::stride};
+use kernels_testkit::{
+    compare::assert_same_bits,
+    device::Device,
+    rng::Rng,
+    runner::{sanitized, stride},
+};
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
@@ -67,7 +72,7 @@ pub fn replays_equal_eager_runs(device: &Device) {
         furnish(device, &mut eager, &mut Rng::new(41));
         furnish(device, &mut replayed, &mut Rng::new(41));
         let (mut graph, mut prefill, mut shares) = (None, None, BTreeSet::new());
-        for round in 0..24 {
+        for round in 0..24 / stride(8) {
             stage(device, &mut [&mut eager, &mut replayed], round, &mut rng);
             eager.list(device).unwrap();
             eager.verify(device).unwrap();
@@ -94,7 +99,7 @@ pub fn replays_equal_eager_runs(device: &Device) {
             assert_same_bits(&format!("replayed prefill {round}, {grid:?}"), &replayed.read(device), &want);
         }
         let by_lengths = grid.share == Share::ByLengths;
-        assert_eq!(shares.len() > 1, by_lengths, "{grid:?}: {shares:?}");
+        assert!(sanitized() || (shares.len() > 1) == by_lengths, "{grid:?}: {shares:?}");
         assert!(!shares.contains(&4), "a list names the share that was chosen");
     }
 }
@@ -139,7 +144,7 @@ fn chain(device: &Device, p: Problem, grid: Grid, how: How) -> Vec<bf16> {
 /// Append, list, verifications and prefills that may each begin while the one before still runs.
 pub fn overlapping_launches_wait(device: &Device) {
     // Once with room for the next launch beside the one before, once with more work than fits.
-    for sequences in [2, 40] {
+    for sequences in [2, 40].into_iter().step_by(stride(2)) {
         let p = Problem { sequences, rows: 4 * sequences + 2, slots: sequences + 1, pages: 4200, ..P };
         for grid in grids(device).into_iter().step_by(stride(3)) {
             let want = chain(device, p, grid, How::Ordered);
@@ -186,7 +191,7 @@ fn after_a_slow_one(device: &Device, grid: Grid, next: Next, overlapping: bool) 
     let quick = Problem { max_pages: 20, pages: 20, ..SLOW };
     let mut slow = Raw::new(device, SLOW, packed(&SLOW), alone);
     let mut quick = Raw::new(device, quick, packed(&quick), grid);
-    for (raw, start) in [(&mut slow, 131_000), (&mut quick, 1000)] {
+    for (raw, start) in [(&mut slow, 131_000 / stride(8) as i32), (&mut quick, 1000)] {
         furnish(device, raw, &mut Rng::new(45));
         Cuda::write(on, &mut raw.offsets, 0, &[0, 4]).unwrap();
         Cuda::write(on, &mut raw.start, 0, &[start]).unwrap();
@@ -201,7 +206,7 @@ fn after_a_slow_one(device: &Device, grid: Grid, next: Next, overlapping: bool) 
     if !overlapping {
         Cuda::synchronize(on).unwrap();
         let took = began.elapsed();
-        assert!(took > Duration::from_micros(300), "{took:?} is no slow launch");
+        assert!(sanitized() || took > Duration::from_micros(300), "{took:?} is no slow launch");
     }
     (slow.overlapping, quick.overlapping) = (overlapping, overlapping);
     std::mem::swap(&mut slow.rows[1], &mut quick.rows[0]);

@@ -53,7 +53,8 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                 positions: shared.positions,
             },
             &cx.device,
-        )?;
+        )?
+        .overlapping(true);
         let args = AppendArgs {
             q_out: TensorMut::of(&mut scratch.queries, [rows, c.heads, d]),
             pool: pool.view_mut(),
@@ -84,13 +85,13 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         };
         match pass.kind {
             Kind::Decode => {
-                let op = Verify::plan(problem, &cx.device)?;
+                let op = Verify::plan(problem, &cx.device)?.overlapping(true);
                 args.work = workspaces.work.left(Work::plan(problem, &cx.device)?.len());
                 args.workspace = workspaces.other.lend(on, op.workspace_bytes())?;
                 cx.run(Op::Attention, |on| op.run(on, args))?;
             }
             Kind::Prefill => {
-                let op = Prefill::plan(problem, &cx.device)?;
+                let op = Prefill::plan(problem, &cx.device)?.overlapping(true);
                 args.workspace = workspaces.other.lend(on, op.workspace_bytes())?;
                 cx.run(Op::Attention, |on| op.run(on, args))?;
             }
@@ -121,7 +122,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
             rows: pass.index.reborrow(),
         };
-        cx.run(Op::WorkList, |on| op.run(on, args))
+        cx.run(Op::WorkList, |on| op.overlapping(true).run(on, args))
     }
 
     fn attention_problem(

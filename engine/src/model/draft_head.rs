@@ -134,7 +134,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let (logits, x) = (TensorMut::of(logits, [rows, vocab]), hidden.reborrow());
         match &head.weight {
             Weight::Same(weight) => {
-                let op = Head::plan(problem, &cx.device)?;
+                let op = Head::plan(problem, &cx.device)?.overlapping(true);
                 let weight = Tensor::of(weight, [head.rows, k]);
                 let workspace = workspaces.dense.lend(&cx.queue, op.workspace_bytes())?;
                 let args = HeadArgs { logits: Some(logits), argmax: None, x, weight, ids, workspace };
@@ -143,7 +143,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             Weight::Fp8 { codes, scales } => {
                 let weight = Tensor::of(codes, [head.rows, k]);
                 let args = Fp8HeadArgs { logits, x, weight, scales: Tensor::of(scales, [head.rows]), ids };
-                let op = Fp8Head::plan(problem, &cx.device)?;
+                let op = Fp8Head::plan(problem, &cx.device)?.overlapping(true);
                 cx.stream(Op::Head, head.rows * (k + 4), |on| op.run(on, args))
             }
         }

@@ -38,7 +38,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                     shared_intermediate,
                     weights: A::DTYPE,
                 };
-                let op = Moe::plan(problem, &cx.device)?;
+                let op = Moe::plan(problem, &cx.device)?.overlapping(true);
                 let routes = layer.and_then(|at| scratch.routes.get_mut(at));
                 let routes = routes.filter(|routes| B::len(routes) >= rows * top_k);
                 let args = MoeArgs {

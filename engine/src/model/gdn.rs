@@ -119,8 +119,10 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             rows: pass.index.reborrow(),
         };
         cx.run(Op::Conv, |on| match pass.kind {
-            Kind::Decode => kernels_conv::Verify::plan(problem, &cx.device)?.run(on, args),
-            Kind::Prefill => kernels_conv::Prefill::plan(problem, &cx.device)?.run(on, args),
+            Kind::Decode => kernels_conv::Verify::plan(problem, &cx.device)?.overlapping(true).run(on, args),
+            Kind::Prefill => {
+                kernels_conv::Prefill::plan(problem, &cx.device)?.overlapping(true).run(on, args)
+            }
         })?;
 
         let convolved = Tensor::<B, A, 2>::of(&scratch.convolved, [rows, channels]);

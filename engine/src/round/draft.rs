@@ -63,7 +63,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             forward: self.pass.table.lend(),
         };
         let problem = DraftProblem { base, ring_rows };
-        let op = DraftInputs::plan(problem, &self.cx.device)?;
+        let op = DraftInputs::plan(problem, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::Inputs, |on| op.run(on, args))?;
         if !self.pace.by_bounds() {
             self.draft.rows = offsets_of(&self.cx.queue, &self.draft.table)?[sequences].max(1);
@@ -82,7 +82,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             forward: self.pass.table.lend(),
             rows: self.draft.table.lend(),
         };
-        let op = Carry::plan(hidden, &self.cx.device)?;
+        let op = Carry::plan(hidden, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::Carry, |on| op.run(on, args))?;
         // The head has no recurrence, so a kind is only a kernel of attention, and bits are the same.
         self.draft_forward(if max_rows <= MAX_DRAFTS + 1 { Kind::Decode } else { Kind::Prefill })?;
@@ -122,7 +122,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             hidden: Tensor::of(&self.scratch.hidden, [rows, width]),
             rows: self.pass.table.lend(),
         };
-        let op = KeepHidden::plan(problem, &self.cx.device)?;
+        let op = KeepHidden::plan(problem, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::Keep, |on| op.run(on, args))
     }
 
@@ -156,7 +156,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
                 slots: self.caches.shared.table.lend(),
                 rows: self.draft.table.lend(),
             };
-            let op = LastRows::plan(problem, &self.cx.device)?;
+            let op = LastRows::plan(problem, &self.cx.device)?.overlapping(true);
             self.cx.run(Op::LastRows, |on| op.run(on, args))?;
             Choosing::Last
         } else {
@@ -169,7 +169,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
                 slots: self.caches.shared.table.lend(),
                 sequences: self.drafting[step].of(sequences),
             };
-            let op = ChainInputs::plan(problem, &self.cx.device)?;
+            let op = ChainInputs::plan(problem, &self.cx.device)?.overlapping(true);
             self.cx.run(Op::Inputs, |on| op.run(on, args))?;
             self.draft_forward(Kind::Decode)?;
             Choosing::Draft
@@ -183,7 +183,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             hidden: Tensor::of(&self.scratch.drafted, [drafted, width]),
             rows: self.draft.table.lend(),
         };
-        let op = TakeLast::plan(problem, &self.cx.device)?;
+        let op = TakeLast::plan(problem, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::LastRows, |on| op.run(on, args))?;
         self.choose_drafts(choosing, sequences)?;
         self.propose(Some(choosing))
@@ -218,7 +218,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             choice: choosing.map(|_| Tensor::of(&self.scratch.choice, [sequences])),
             rows: rows.lend(),
         };
-        let op = Propose::plan(problem, &self.cx.device)?;
+        let op = Propose::plan(problem, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::Propose, |on| op.run(on, args))
     }
 
@@ -263,7 +263,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             sequences: table.sequences.of(sequences),
             drafts: table.drafts.of(sequences),
         };
-        let op = kernels_spec::Oracle::plan(problem, &self.cx.device)?;
+        let op = kernels_spec::Oracle::plan(problem, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::Script, |on| op.run(on, args))
     }
 }

@@ -39,7 +39,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
         let max_rows = chunks.iter().map(|(_, rows)| *rows).max().unwrap_or(0);
         self.start(sequences, rows, max_rows, chunks.iter().map(|(slot, rows)| (*slot as i32, *rows)))?;
         let problem = self.problem(sequences, rows, max_rows);
-        let op = PrefillInputs::plan(problem, &self.cx.device)?;
+        let op = PrefillInputs::plan(problem, &self.cx.device)?.overlapping(true);
         let args = PrefillInputsArgs {
             rows: self.pass.table.lend_mut(),
             ids: TensorMut::of(&mut self.pass.ids, [rows]),
@@ -57,7 +57,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             slots: self.caches.shared.table.lend(),
             rows: self.pass.table.lend(),
         };
-        let op = LastRows::plan(problem, &self.cx.device)?;
+        let op = LastRows::plan(problem, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::LastRows, |on| op.run(on, args))?;
         let c = self.model.config();
         let hidden = HiddenProblem {
@@ -74,7 +74,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             hidden: Tensor::of(&self.scratch.hidden, [rows, c.hidden]),
             rows: self.pass.table.lend(),
         };
-        let op = TakeLast::plan(hidden, &self.cx.device)?;
+        let op = TakeLast::plan(hidden, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::LastRows, |on| op.run(on, args))?;
         let picked = Tensor::of(&self.scratch.picked, [sequences, c.hidden]);
         self.model.logits(&self.cx, picked, &mut self.scratch.logits, &mut self.scratch.workspaces)?;
@@ -125,7 +125,8 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
     /// nobody's.
     fn round(&mut self, tap: Option<Tap<'_, B, A>>, padding: usize) -> Result<()> {
         let (sequences, bound, max_rows) = (self.pass.table.sequences, self.pass.rows, self.pass.max_rows);
-        let op = TargetInputs::plan(self.problem(sequences, bound, max_rows), &self.cx.device)?;
+        let op =
+            TargetInputs::plan(self.problem(sequences, bound, max_rows), &self.cx.device)?.overlapping(true);
         let args = TargetInputsArgs {
             rows: self.pass.table.lend_mut(),
             ids: TensorMut::of(&mut self.pass.ids, [bound]),
@@ -235,7 +236,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             positions,
             max_bias: MAX_BIAS,
         };
-        let op = Sample::plan(problem, &self.cx.device)?;
+        let op = Sample::plan(problem, &self.cx.device)?.overlapping(true);
         let memory = &mut self.caches.shared.table;
         let args = SampleArgs {
             choice: TensorMut::of(&mut self.scratch.choice, [rows]),
@@ -265,7 +266,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             counters: None,
             rows: self.pass.table.lend(),
         };
-        let op = Settle::plan(problem, &self.cx.device)?;
+        let op = Settle::plan(problem, &self.cx.device)?.overlapping(true);
         self.cx.run(Op::Settle, |on| op.run(on, args))
     }
 
@@ -282,7 +283,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             choice: Tensor::of(&self.scratch.choice, [sequences]),
             rows: self.last.lend(),
         };
-        let op = Accept::plan(base, device)?;
+        let op = Accept::plan(base, device)?.overlapping(true);
         cx.run(Op::Settle, |on| op.run(on, args))?;
         let args = StopArgs {
             accepted: TensorMut::of(&mut self.accepted, [sequences]),
@@ -290,7 +291,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             stops: self.choices.stops(),
             rows: self.last.lend(),
         };
-        let op = Stop::plan(problem, device)?;
+        let op = Stop::plan(problem, device)?.overlapping(true);
         cx.run(Op::Settle, |on| op.run(on, args))?;
         let pass = kernels_spec::Problem { rows: self.pass.rows, max_rows: self.pass.max_rows, ..base };
         let problem = AdvanceProblem {
@@ -304,7 +305,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             counters: None,
             rows: self.pass.table.lend(),
         };
-        let op = Advance::plan(problem, device)?;
+        let op = Advance::plan(problem, device)?.overlapping(true);
         cx.run(Op::Settle, |on| op.run(on, args))?;
         let args = EmitArgs {
             emitted: TensorMut::of(&mut self.emitted, [sequences, 3]),
@@ -312,7 +313,7 @@ impl<B: EngineBackend, A: Activation> Core<B, A> {
             slots: table.lend(),
             rows: self.last.lend(),
         };
-        let op = Emit::plan(base, device)?;
+        let op = Emit::plan(base, device)?.overlapping(true);
         cx.run(Op::Settle, |on| op.run(on, args))
     }
 

@@ -1,6 +1,6 @@
 //! Gated full attention over paged K/V.
 
-use super::{Attention, Context, EngineBackend, Model, Op, Pass, Scratch, linear};
+use super::{Attention, Context, EngineBackend, Model, Op, Pass, Scratch, early, linear};
 use crate::{
     Result,
     cache::{Pool, Shared},
@@ -54,7 +54,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             },
             &cx.device,
         )?
-        .overlapping(true);
+        .overlapping(early(rows));
         let args = AppendArgs {
             q_out: TensorMut::of(&mut scratch.queries, [rows, c.heads, d]),
             pool: pool.view_mut(),
@@ -85,13 +85,13 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         };
         match pass.kind {
             Kind::Decode => {
-                let op = Verify::plan(problem, &cx.device)?.overlapping(true);
+                let op = Verify::plan(problem, &cx.device)?.overlapping(early(rows));
                 args.work = workspaces.work.left(Work::plan(problem, &cx.device)?.len());
                 args.workspace = workspaces.other.lend(on, op.workspace_bytes())?;
                 cx.run(Op::Attention, |on| op.run(on, args))?;
             }
             Kind::Prefill => {
-                let op = Prefill::plan(problem, &cx.device)?.overlapping(true);
+                let op = Prefill::plan(problem, &cx.device)?.overlapping(early(rows));
                 args.workspace = workspaces.other.lend(on, op.workspace_bytes())?;
                 cx.run(Op::Attention, |on| op.run(on, args))?;
             }
@@ -122,7 +122,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             page_table: Tensor::of(&shared.page_table, [shared.slots, shared.max_pages]),
             rows: pass.index.reborrow(),
         };
-        cx.run(Op::WorkList, |on| op.overlapping(true).run(on, args))
+        cx.run(Op::WorkList, |on| op.overlapping(early(pass.rows)).run(on, args))
     }
 
     fn attention_problem(

@@ -1,7 +1,7 @@
 //! A head that drafts alone are chosen by, where reading the target's would cost more than the drafts it finds: with some of
 //! its rows, or with rows in fp8, or both.
 
-use super::{Context, EngineBackend, Model, Op, Workspaces};
+use super::{Context, EngineBackend, Model, Op, Workspaces, early};
 use crate::{Result, config::Config, draft::DraftVocab};
 use kernels_core::{Activation, Backend, Tensor, TensorMut};
 use kernels_dense::{
@@ -134,7 +134,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let (logits, x) = (TensorMut::of(logits, [rows, vocab]), hidden.reborrow());
         match &head.weight {
             Weight::Same(weight) => {
-                let op = Head::plan(problem, &cx.device)?.overlapping(true);
+                let op = Head::plan(problem, &cx.device)?.overlapping(early(rows));
                 let weight = Tensor::of(weight, [head.rows, k]);
                 let workspace = workspaces.dense.lend(&cx.queue, op.workspace_bytes())?;
                 let args = HeadArgs { logits: Some(logits), argmax: None, x, weight, ids, workspace };
@@ -143,7 +143,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             Weight::Fp8 { codes, scales } => {
                 let weight = Tensor::of(codes, [head.rows, k]);
                 let args = Fp8HeadArgs { logits, x, weight, scales: Tensor::of(scales, [head.rows]), ids };
-                let op = Fp8Head::plan(problem, &cx.device)?.overlapping(true);
+                let op = Fp8Head::plan(problem, &cx.device)?.overlapping(early(rows));
                 cx.stream(Op::Head, head.rows * (k + 4), |on| op.run(on, args))
             }
         }

@@ -1,6 +1,6 @@
 //! Feed-forward blocks.
 
-use super::{Context, EngineBackend, Ffn, Model, Op, Scratch, linear};
+use super::{Context, EngineBackend, Ffn, Model, Op, Scratch, early, linear};
 use crate::{Result, config};
 use kernels_core::{Activation, Tensor, TensorMut};
 use kernels_dense::{Epilogue, Moe, MoeArgs, MoeProblem};
@@ -38,7 +38,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                     shared_intermediate,
                     weights: A::DTYPE,
                 };
-                let op = Moe::plan(problem, &cx.device)?.overlapping(true);
+                let op = Moe::plan(problem, &cx.device)?.overlapping(early(rows));
                 let routes = layer.and_then(|at| scratch.routes.get_mut(at));
                 let routes = routes.filter(|routes| B::len(routes) >= rows * top_k);
                 let args = MoeArgs {

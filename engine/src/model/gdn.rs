@@ -1,6 +1,6 @@
 //! The Gated Delta Net mixer: projection, conv, recurrence, gated norm, output.
 
-use super::{Context, EngineBackend, Gdn, Kind, Mixer, Model, Op, Pass, Scratch, linear};
+use super::{Context, EngineBackend, Gdn, Kind, Mixer, Model, Op, Pass, Scratch, early, linear};
 use crate::{
     Error, Result,
     cache::{Recurrent, Shared},
@@ -119,9 +119,11 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             rows: pass.index.reborrow(),
         };
         cx.run(Op::Conv, |on| match pass.kind {
-            Kind::Decode => kernels_conv::Verify::plan(problem, &cx.device)?.overlapping(true).run(on, args),
+            Kind::Decode => {
+                kernels_conv::Verify::plan(problem, &cx.device)?.overlapping(early(rows)).run(on, args)
+            }
             Kind::Prefill => {
-                kernels_conv::Prefill::plan(problem, &cx.device)?.overlapping(true).run(on, args)
+                kernels_conv::Prefill::plan(problem, &cx.device)?.overlapping(early(rows)).run(on, args)
             }
         })?;
 

@@ -257,7 +257,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         }
         let [left, right] = halves;
         let problem = NormProblem { rows, n, eps };
-        let op = ConcatNorm::plan(problem, &cx.device)?.overlapping(true);
+        let op = ConcatNorm::plan(problem, &cx.device)?.overlapping(early(rows));
         let args = ConcatNormArgs::<B, A> {
             out: TensorMut::of(&mut scratch.concat, [rows, 2 * n]),
             left: Tensor::of(left.0, [rows, n]),
@@ -293,7 +293,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let rows = hidden.dims[0];
         let problem = HeadProblem { rows, k, vocab, valid: self.valid_vocab, listed: None };
         let head = self.head.as_ref().unwrap_or(&self.embed);
-        let op = Head::plan(problem, &cx.device)?.overlapping(true);
+        let op = Head::plan(problem, &cx.device)?.overlapping(early(rows));
         let args = HeadArgs {
             logits: Some(TensorMut::of(logits, [rows, vocab])),
             argmax: None,
@@ -315,7 +315,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         let Config { hidden: n, vocab, .. } = self.config;
         let out = TensorMut::of(out, [rows, n]);
         let table = Tensor::of(&self.embed, [vocab, n]);
-        let op = Embed::plan(EmbedProblem { rows, n, vocab }, &cx.device)?.overlapping(true);
+        let op = Embed::plan(EmbedProblem { rows, n, vocab }, &cx.device)?.overlapping(early(rows));
         cx.run(Op::Embed, |on| op.run(on, EmbedArgs { out, ids: ids.reborrow(), table }))
     }
 
@@ -333,9 +333,15 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             x: Tensor::of(x, [rows, n]),
             weight: Tensor::of(weight, [n]),
         };
-        let op = Norm::plan(NormProblem { rows, n, eps }, &cx.device)?.overlapping(true);
+        let op = Norm::plan(NormProblem { rows, n, eps }, &cx.device)?.overlapping(early(rows));
         cx.run(Op::Norm, |on| op.run(on, args))
     }
+}
+
+/// Whether launches over so many rows had better begin before the ones in front have ended: few rows leave room on the
+/// chip, and weights can come meanwhile. Behind a prompt's launches there is none: at 1,024 rows it cost a tenth.
+pub(crate) fn early(rows: usize) -> bool {
+    rows <= 256
 }
 
 /// `out = epilogue(x weight^T)`; the sizes are those of `out` and `x`.
@@ -351,7 +357,7 @@ pub(crate) fn linear<B: EngineBackend, A: Activation>(
     let ([rows, k], n) = (x.dims, out.dims[1]);
     let weight_rows = if epilogue == Epilogue::SiluMul { 2 * n } else { n };
     let weight = Tensor::of(weight, [weight_rows, k]);
-    let op = Linear::plan(LinearProblem { rows, k, n, epilogue }, &cx.device)?.overlapping(true);
+    let op = Linear::plan(LinearProblem { rows, k, n, epilogue }, &cx.device)?.overlapping(early(rows));
     let workspace = workspaces.dense.lend(&cx.queue, op.workspace_bytes())?;
     let args = LinearArgs { out: out.reborrow(), x: x.reborrow(), weight, gate: None, workspace };
     cx.stream(name, weight_rows * k * size_of::<A>(), |on| op.run(on, args))

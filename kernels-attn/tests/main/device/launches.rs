@@ -66,7 +66,7 @@ fn stage(device: &Device, all: &mut [&mut Raw], round: usize, rng: &mut Rng) {
 /// One captured graph of a list and a verification, replayed while slots, lengths, offsets and queries change on
 /// the device; and one of a prefill.
 pub fn replays_equal_eager_runs(device: &Device) {
-    for grid in grids(device) {
+    for grid in grids(device).into_iter().step_by(stride(3)) {
         let mut rng = Rng::new(40);
         let [mut eager, mut replayed] = [(); 2].map(|()| Raw::new(device, P, packed(&P), grid));
         furnish(device, &mut eager, &mut Rng::new(41));
@@ -149,7 +149,8 @@ pub fn overlapping_launches_wait(device: &Device) {
         for grid in grids(device).into_iter().step_by(stride(3)) {
             let want = chain(device, p, grid, How::Ordered);
             assert!(want.iter().all(|x| x.is_finite()) && want.iter().any(|x| *x != bf16::ZERO));
-            for how in [How::Overlapping, How::Overlapping, How::Overlapping, How::Captured] {
+            let all = [How::Overlapping, How::Captured, How::Overlapping, How::Overlapping];
+            for how in all.into_iter().take(4 / stride(2)) {
                 let got = chain(device, p, grid, how);
                 assert_same_bits(&format!("{how:?}, {sequences} sequences, {grid:?}"), &got, &want);
             }
@@ -191,7 +192,7 @@ fn after_a_slow_one(device: &Device, grid: Grid, next: Next, overlapping: bool) 
     let quick = Problem { max_pages: 20, pages: 20, ..SLOW };
     let mut slow = Raw::new(device, SLOW, packed(&SLOW), alone);
     let mut quick = Raw::new(device, quick, packed(&quick), grid);
-    for (raw, start) in [(&mut slow, 131_000 / stride(8) as i32), (&mut quick, 1000)] {
+    for (raw, start) in [(&mut slow, 131_000 / stride(40) as i32), (&mut quick, 1000)] {
         furnish(device, raw, &mut Rng::new(45));
         Cuda::write(on, &mut raw.offsets, 0, &[0, 4]).unwrap();
         Cuda::write(on, &mut raw.start, 0, &[start]).unwrap();

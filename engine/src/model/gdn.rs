@@ -157,6 +157,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             dt_bias: Tensor::of(&weights.dt_bias, [g.v_heads]),
             rows: pass.index.reborrow(),
         };
+        // Not early: blocks would settle wherever the conv's leave room, and some multiprocessors get too many.
         cx.run(Op::Gdn, |on| match pass.kind {
             Kind::Decode => kernels_gdn::Verify::plan(problem, &cx.device)?.run(on, args),
             Kind::Prefill => kernels_gdn::Prefill::plan(problem, &cx.device)?.run(on, args),
@@ -169,7 +170,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             gate: projected.reborrow().columns(channels..gates).heads(g.v_heads),
             weight: Tensor::of(&weights.norm, [g.v_dim]),
         };
-        let op = GatedNorm::plan(problem, &cx.device)?;
+        let op = GatedNorm::plan(problem, &cx.device)?.overlapping(early(rows));
         cx.run(Op::GatedNorm, |on| op.run(on, args))?;
         let gated = Tensor::of(&scratch.gated, [rows, z_width]);
         let residual = TensorMut::of(&mut scratch.residual, [rows, c.hidden]);

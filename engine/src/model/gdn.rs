@@ -157,7 +157,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             dt_bias: Tensor::of(&weights.dt_bias, [g.v_heads]),
             rows: pass.index.reborrow(),
         };
-        // Not early: blocks would settle wherever the conv's leave room, and some multiprocessors get too many.
+        // Not early: between the conv and the gated norm that took longer at all sizes but the smallest.
         cx.run(Op::Gdn, |on| match pass.kind {
             Kind::Decode => kernels_gdn::Verify::plan(problem, &cx.device)?.run(on, args),
             Kind::Prefill => kernels_gdn::Prefill::plan(problem, &cx.device)?.run(on, args),

@@ -3,8 +3,8 @@
 use crate::{
     Error, Result,
     cache::{Limits, MemoryPlan, product, sum},
-    config::{Config, FeedForward, LayerKind},
-    model::scratch,
+    config::{Config, FeedForward, LayerKind, kernel_width},
+    model::{DraftRows, scratch},
     request::MAX_BIAS,
     round::launch_sequences,
     weights::required_tensors,
@@ -20,6 +20,8 @@ use std::collections::BTreeSet;
 pub struct Plan {
     /// The model.
     pub weights: usize,
+    /// A head that drafts alone are chosen by.
+    pub draft_head: usize,
     /// What sequences remember.
     pub caches: MemoryPlan,
     /// Activations of a pass, logits apart.
@@ -34,11 +36,19 @@ pub struct Plan {
 
 impl Plan {
     /// What an engine with these limits will hold on `device`, with weights and activations of `element` bytes.
-    pub fn of(c: &Config, limits: &Limits, element: usize, device: &DeviceInfo) -> Result<Self> {
+    pub fn of(
+        c: &Config,
+        limits: &Limits,
+        element: usize,
+        drafts_by: Option<DraftRows>,
+        device: &DeviceInfo,
+    ) -> Result<Self> {
+        let c = &Config { vocab: kernel_width(c.vocab), ..c.clone() };
         let [scratch, logits] = scratch::bytes(c, limits.pass_rows(), limits.decode_rows(), element);
         let on_gpu = device.arch.is_some();
         Ok(Plan {
             weights: weights(c, element),
+            draft_head: drafts_by.map_or(0, |rows| rows.bytes(c, limits.slots, element)),
             caches: MemoryPlan::of(c, limits, element),
             scratch,
             logits,
@@ -52,6 +62,7 @@ impl Plan {
         let caches = &self.caches;
         let parts = [
             ("weights", self.weights),
+            ("head for drafts", self.draft_head),
             ("keys and values", caches.kv),
             ("recurrent states", caches.state),
             ("journals", caches.journal),
@@ -68,7 +79,8 @@ impl Plan {
 
     /// Everything together.
     pub fn total(&self) -> usize {
-        sum(&[self.weights, self.caches.total(), self.scratch, self.logits, self.workspaces, self.graphs])
+        let models = sum(&[self.weights, self.draft_head]);
+        sum(&[models, self.caches.total(), self.scratch, self.logits, self.workspaces, self.graphs])
     }
 
     /// Refuses what does not fit into `free` bytes, where that is known.
@@ -108,31 +120,35 @@ fn weights(c: &Config, element: usize) -> usize {
     tensors.fold(0, |all: usize, one| all.saturating_add(one))
 }
 
-/// The largest plans of each operation; those of one workspace share it.
-fn workspaces(c: &Config, limits: &Limits, device: &DeviceInfo) -> Result<usize> {
-    let (rows, hidden, g) = (limits.pass_rows(), c.hidden, &c.gdn);
+/// The linear layers of a model: widths of what goes in and comes out, and what becomes of it.
+fn linears(c: &Config, draft_head: bool) -> Vec<(usize, usize, Epilogue)> {
+    let (hidden, g) = (c.hidden, &c.gdn);
     let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-    let mut linears = vec![
+    let mut all = vec![
         (hidden, 2 * queries + 2 * keys, Epilogue::Store),
         (queries, hidden, Epilogue::AddTo),
-        (hidden, g.conv_channels() + g.v_width() + 2 * g.v_heads, Epilogue::Store),
+        (hidden, g.projected_width(), Epilogue::Store),
         (g.v_width(), hidden, Epilogue::AddTo),
     ];
-    if limits.draft_head {
-        linears.push((2 * hidden, hidden, Epilogue::Store));
+    if draft_head {
+        all.push((2 * hidden, hidden, Epilogue::Store));
     }
+    if let FeedForward::Dense { intermediate } = c.ffn {
+        all.extend([(hidden, intermediate, Epilogue::SiluMul), (intermediate, hidden, Epilogue::AddTo)]);
+    }
+    all
+}
+
+/// The largest plans of each operation; those of one workspace share it.
+fn workspaces(c: &Config, limits: &Limits, device: &DeviceInfo) -> Result<usize> {
+    let (rows, hidden) = (limits.pass_rows(), c.hidden);
     let mut dense = 0;
-    match c.ffn {
-        FeedForward::Dense { intermediate } => linears
-            .extend([(hidden, intermediate, Epilogue::SiluMul), (intermediate, hidden, Epilogue::AddTo)]),
-        FeedForward::Moe { experts, top_k, intermediate, shared_intermediate } => {
-            let weights = DType::Bf16;
-            let problem =
-                MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate, weights };
-            dense = Moe::plan(problem, device)?.workspace_bytes();
-        }
+    if let FeedForward::Moe { experts, top_k, intermediate, shared_intermediate } = c.ffn {
+        let weights = DType::Bf16;
+        let problem = MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate, weights };
+        dense = Moe::plan(problem, device)?.workspace_bytes();
     }
-    for (k, n, epilogue) in linears {
+    for (k, n, epilogue) in linears(c, limits.draft_head) {
         dense = dense.max(Linear::plan(LinearProblem { rows, k, n, epilogue }, device)?.workspace_bytes());
     }
     let rows = limits.decode_rows();
@@ -188,6 +204,7 @@ fn graphs(c: &Config, limits: &Limits) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config;
 
     fn limits() -> Limits {
         Limits {
@@ -213,7 +230,7 @@ mod tests {
     #[test]
     fn everything_is_counted_once() {
         let config = Config::preset("27b").expect("a preset");
-        let plan = Plan::of(&config, &limits(), 2, &DeviceInfo::cpu()).unwrap();
+        let plan = Plan::of(&config, &limits(), 2, None, &DeviceInfo::cpu()).unwrap();
         assert_eq!((plan.workspaces, plan.graphs), (0, 0));
         assert_eq!(plan.parts().map(|(_, bytes)| bytes).sum::<usize>(), plan.total());
         // 27.3 billion parameters, and 3 * 8 rows of logits.
@@ -225,9 +242,34 @@ mod tests {
     }
 
     #[test]
+    fn heads_for_drafts_are_in_it() {
+        let config = Config::preset("27b").expect("a preset");
+        let head = |listed, fp8| {
+            let rows = Some(DraftRows { listed, fp8 });
+            let plan = Plan::of(&config, &limits(), 2, rows, &DeviceInfo::cpu()).unwrap();
+            assert_eq!(plan.parts().map(|(_, bytes)| bytes).sum::<usize>(), plan.total());
+            plan.draft_head
+        };
+        // Ids, and for each of the eight slots a row of logits.
+        let beside = |rows: usize| 4 * rows + 8 * 248_320 * 4;
+        assert_eq!(head(None, true), 248_320 * (5120 + 4));
+        assert_eq!(head(Some(32_770), false), 32_776 * 2 * 5120 + beside(32_776));
+        assert_eq!(head(Some(32_768), true), 32_768 * (5120 + 4) + beside(32_768));
+    }
+
+    #[test]
+    fn projections_have_widths_that_kernels_take() {
+        let config = Config::preset("4b").expect("a preset");
+        let gdn = config::Gdn { k_heads: 1, v_heads: 3, ..config.gdn };
+        for (k, n, _) in linears(&Config { gdn, ..config }, true) {
+            assert!(k % 8 == 0 && n % 8 == 0, "{k} to {n}");
+        }
+    }
+
+    #[test]
     fn what_does_not_fit_is_refused_with_its_numbers() {
         let config = Config::preset("9b").expect("a preset");
-        let plan = Plan::of(&config, &limits(), 2, &DeviceInfo::cpu()).unwrap();
+        let plan = Plan::of(&config, &limits(), 2, None, &DeviceInfo::cpu()).unwrap();
         plan.check(None).unwrap();
         plan.check(Some(plan.total())).unwrap();
         let text = plan.check(Some(plan.total() - 1)).unwrap_err().to_string();

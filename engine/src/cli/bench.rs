@@ -122,8 +122,9 @@ impl Job for &Bench {
             bail!("{option} changes the draft head, but with --plain nothing is drafted; drop one of them");
         }
         eprintln!("{}", source.verdict());
+        let by = self.vocab.rows(&source)?;
         for limits in plan.limits() {
-            plan_memory(&context, source.config(), &limits, self.dtype, false)?;
+            plan_memory(&context, source.config(), &limits, self.dtype, by, false)?;
         }
         let self_test = device::self_test(&context)?;
         let started = Instant::now();

@@ -289,7 +289,7 @@ impl Job for &Generate {
         let drafter: Box<dyn Drafter<B, A>> = if use_head { Box::new(Mtp) } else { Box::new(Plain) };
 
         let say = self.stats.map_or(context.device.arch.is_some(), |stats| stats != StatsFormat::None);
-        plan_memory(&context, config, &limits, self.model.dtype, say)?;
+        plan_memory(&context, config, &limits, self.model.dtype, self.vocab.rows(&source)?, say)?;
         let mut model = source.build::<B, A>(&context)?;
         self.vocab.apply(&context, &mut model, &source)?;
         drop(source);

@@ -89,7 +89,7 @@ impl Inspect {
         )?;
         let drafts = if c.mtp_layers == 0 { 0 } else { self.draft.min(MAX_DRAFTS) };
         let limits = self.model.limits(c, drafts, c.mtp_layers > 0 && drafts > 0)?;
-        let plan = memory::Plan::of(c, &limits, self.model.dtype.bytes(), &DeviceInfo::cpu())?;
+        let plan = memory::Plan::of(c, &limits, self.model.dtype.bytes(), None, &DeviceInfo::cpu())?;
         write_plan(out, &limits, &plan)?;
         Ok(())
     }

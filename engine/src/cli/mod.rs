@@ -19,7 +19,7 @@ use engine::{
     config::Config,
     draft::DraftLength,
     memory,
-    model::{Context, EngineBackend},
+    model::{Context, DraftRows, EngineBackend},
 };
 use source::SourceArgs;
 use std::{
@@ -168,9 +168,10 @@ fn plan_memory<B: EngineBackend>(
     config: &Config,
     limits: &Limits,
     dtype: Dtype,
+    drafts_by: Option<DraftRows>,
     say: bool,
 ) -> Result<()> {
-    let plan = memory::Plan::of(config, limits, dtype.bytes(), &context.device)?;
+    let plan = memory::Plan::of(config, limits, dtype.bytes(), drafts_by, &context.device)?;
     if say {
         write_plan(&mut std::io::stderr().lock(), limits, &plan)?;
     }

@@ -137,7 +137,8 @@ impl Job for &Parity {
             }
         };
         let say = context.device.arch.is_some();
-        plan_memory(&context, source.config(), &parity::limits(&plan, &tokenizer)?, self.dtype, say)?;
+        let by = self.vocab.rows(&source)?;
+        plan_memory(&context, source.config(), &parity::limits(&plan, &tokenizer)?, self.dtype, by, say)?;
         let self_test = device::self_test(&context)?;
         let mut model = source.build::<B, A>(&context)?;
         self.vocab.apply(&context, &mut model, &source)?;

@@ -93,6 +93,14 @@ impl Source {
         }
     }
 
+    /// Ids below this may be chosen.
+    pub(crate) fn valid_vocab(&self) -> usize {
+        match self {
+            Source::Checkpoint { tokenizer, .. } => tokenizer.valid_vocab().min(self.config().vocab),
+            Source::Random { config, .. } => config.vocab,
+        }
+    }
+
     pub(crate) fn has_head(&self) -> bool {
         self.config().mtp_layers > 0
     }

@@ -4,9 +4,8 @@ use super::source::Source;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use engine::{
-    config::Config,
     draft::DraftVocab,
-    model::{Context, EngineBackend, Model},
+    model::{Context, DraftRows, EngineBackend, Model},
 };
 use kernels_core::Activation;
 use std::path::Path;
@@ -40,6 +39,24 @@ impl VocabArgs {
         Some(text.strip_prefix("learn:").map_or((false, text), |list| (true, list)))
     }
 
+    /// The ids that were asked for.
+    fn vocab(&self, source: &Source) -> Result<Option<DraftVocab>> {
+        let Some((learns, list)) = self.parts() else { return Ok(None) };
+        let (always, valid) = (always(source), source.valid_vocab());
+        let vocab = match list.parse() {
+            Ok(count) => DraftVocab::first(count, &always, valid),
+            Err(_) => DraftVocab::read(Path::new(list), valid),
+        };
+        let vocab = vocab.context("--draft-vocab")?;
+        Ok(Some(if learns { vocab.learning(&always) } else { vocab }))
+    }
+
+    /// The head that was asked for, for a plan of memory.
+    pub(crate) fn rows(&self, source: &Source) -> Result<Option<DraftRows>> {
+        let listed = self.vocab(source)?.map(|vocab| vocab.ids().len());
+        Ok(self.given().map(|_| DraftRows { listed, fp8: self.draft_fp8 }))
+    }
+
     /// Gives `model` the draft head that was asked for.
     pub(crate) fn apply<B: EngineBackend, A: Activation>(
         &self,
@@ -47,15 +64,8 @@ impl VocabArgs {
         model: &mut Model<B, A>,
         source: &Source,
     ) -> Result<()> {
-        let valid = model.valid_vocab();
-        if let Some((learns, list)) = self.parts() {
-            let always = always(source, model.config());
-            let vocab = match list.parse() {
-                Ok(count) => DraftVocab::first(count, &always, valid),
-                Err(_) => DraftVocab::read(Path::new(list), valid),
-            };
-            let vocab = vocab.context("--draft-vocab")?;
-            model.trim_drafts(context, if learns { vocab.learning(&always) } else { vocab })?;
+        if let Some(vocab) = self.vocab(source)? {
+            model.trim_drafts(context, vocab)?;
         }
         if self.draft_fp8 {
             model.quantize_drafts(context)?;
@@ -76,10 +86,10 @@ pub(crate) fn among<B: EngineBackend, A: Activation>(model: &Model<B, A>) -> Str
 }
 
 /// Ids that no list of frequent ones would have: of turns, tools and ends.
-fn always(source: &Source, config: &Config) -> Vec<u32> {
+fn always(source: &Source) -> Vec<u32> {
     let added = match source {
         Source::Checkpoint { tokenizer, .. } => tokenizer.added(),
         Source::Random { .. } => Vec::new(),
     };
-    added.into_iter().chain(config.eos.iter().copied()).collect()
+    added.into_iter().chain(source.config().eos.iter().copied()).collect()
 }

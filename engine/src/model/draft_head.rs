@@ -2,7 +2,12 @@
 //! its rows, or with rows in fp8, or both.
 
 use super::{Context, EngineBackend, Model, Op, Workspaces, early};
-use crate::{Result, config::Config, draft::DraftVocab};
+use crate::{
+    Result,
+    cache::{product, sum},
+    config::Config,
+    draft::DraftVocab,
+};
 use kernels_core::{Activation, Backend, Tensor, TensorMut};
 use kernels_dense::{
     Embed, EmbedArgs, EmbedProblem, Fp8Head, Fp8HeadArgs, Head, HeadArgs, HeadProblem, Quantize,
@@ -43,6 +48,30 @@ enum Weight<B: Backend, A: Activation> {
 /// CUDA kernels take rows in groups of this many.
 const ROWS: usize = 8;
 
+/// What drafts are chosen by, where that is not the target's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftRows {
+    /// Of so many ids; `None`: of all.
+    pub listed: Option<usize>,
+    /// In fp8; else copies of the target's.
+    pub fp8: bool,
+}
+
+impl DraftRows {
+    fn rows(self, c: &Config) -> usize {
+        self.listed.map_or(c.vocab, |ids| ids.next_multiple_of(ROWS))
+    }
+
+    /// Bytes of the head, and of the logits beside the target's that some ids need, with weights of `element` bytes.
+    pub(crate) fn bytes(self, c: &Config, slots: usize, element: usize) -> usize {
+        let rows = self.rows(c);
+        // A code for each element and a scale for each row.
+        let weight = if self.fp8 { [rows, c.hidden + 4] } else { [rows, c.hidden * element] };
+        let listed = self.listed.map_or(0, |_| sum(&[product(&[rows, 4]), product(&[slots, c.vocab, 4])]));
+        sum(&[product(&weight), listed])
+    }
+}
+
 impl<B: EngineBackend, A: Activation> Model<B, A> {
     /// From now on drafts are chosen among these ids, by a head that has their rows only. What the target chooses does
     /// not change, and so no output does.
@@ -60,7 +89,8 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         // One that was there makes room first.
         self.draft_head = None;
         let (on, hidden) = (&cx.queue, self.config.hidden);
-        let rows = vocab.as_ref().map_or(self.config.vocab, |v| v.ids().len().next_multiple_of(ROWS));
+        let listed = vocab.as_ref().map(|vocab| vocab.ids().len());
+        let rows = DraftRows { listed, fp8 }.rows(&self.config);
         let listed = vocab.map(|vocab| B::zeros(on, rows).map(|ids| Listed { vocab, ids })).transpose()?;
         let weight = if fp8 {
             Weight::Fp8 { codes: B::zeros(on, rows * hidden)?, scales: B::zeros(on, rows)? }

@@ -11,7 +11,7 @@ mod trace;
 mod workspace;
 
 pub use build::build;
-pub use draft_head::DraftHead;
+pub use draft_head::{DraftHead, DraftRows};
 pub use random::{Scales, random};
 pub use scratch::Scratch;
 pub use trace::{Op, Side, Span, Trace};

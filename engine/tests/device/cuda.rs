@@ -59,7 +59,8 @@ pub(crate) fn random_parity(device: &Device) {
     }
 }
 
-/// What the device lacks once a model has decoded is what was planned, but for what the driver keeps for itself.
+/// What the device lacks once a model has decoded is what was planned, but for what the driver keeps for itself. Nobody
+/// else may use the device meanwhile.
 pub(crate) fn memory(device: &Device) {
     const SLACK: usize = 256 << 20;
     let (cx, config) = (on(device), Config::preset("4b").expect("a preset"));
@@ -73,7 +74,7 @@ pub(crate) fn memory(device: &Device) {
         prefill_rows: 512,
         draft_head: true,
     };
-    let plan = memory::Plan::of(&config, &limits, 2, &cx.device).expect("kernels are built");
+    let plan = memory::Plan::of(&config, &limits, 2, None, &cx.device).expect("kernels are built");
     let free = || {
         device.queue.synchronize().expect("it is idle");
         Cuda::free_memory(&device.queue).expect("it answers").expect("it can tell")

@@ -51,7 +51,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     pub(crate) prefill: usize,
     /// Tokens that may be pending in the GDN journal before the state is written
-    #[arg(long, default_value_t = 2, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 3, value_name = "TOKENS")]
     pub(crate) flush_after: usize,
 }
 

@@ -1,12 +1,12 @@
-//! Charts of `bench-kernels`: time over the number of sequences or of rows.
+//! Charts of measurements over the number of sequences or of rows.
 
 use crate::bench_kernels::Row;
 use std::{collections::BTreeMap, fmt::Write};
 
-/// Sequences or rows, our time, and the peer's where there is one.
+/// Sequences or rows, our figure, and the peer's where there is one.
 type Point = (u32, f64, Option<f64>);
 /// Points by the line's number and name.
-type Lines = BTreeMap<(u32, String), Vec<Point>>;
+pub(crate) type Lines = BTreeMap<(u32, String), Vec<Point>>;
 
 /// Where a bench belongs.
 struct Place {
@@ -76,11 +76,25 @@ pub(crate) fn charts(rows: &[Row]) -> Vec<(String, String)> {
     all.iter_mut()
         .filter_map(|((chart, axis), lines)| {
             lines.values_mut().for_each(|points| points.sort_by_key(|(at, ..)| *at));
-            let axes = Axes::of(lines)?;
             let [family, op, model] = chart.splitn(3, '-').collect::<Vec<_>>()[..] else { return None };
-            Some((format!("{chart}.svg"), draw(&format!("{family} {op}, {model}"), axis, lines, &axes)))
+            let peers = lines.values().flatten().any(|(.., peer)| peer.is_some());
+            let legend = if peers { "µs per call; dashed: the best peer" } else { "µs per call" };
+            let title = format!("{family} {op}, {model}");
+            Some((format!("{chart}.svg"), drawn(&Words { title, axis, legend }, lines)?))
         })
         .collect()
+}
+
+/// What stands on a chart.
+pub(crate) struct Words<'w> {
+    pub(crate) title: String,
+    pub(crate) axis: &'w str,
+    pub(crate) legend: &'w str,
+}
+
+/// The drawing; `None` where there is nothing to draw a line between.
+pub(crate) fn drawn(words: &Words<'_>, lines: &Lines) -> Option<String> {
+    Some(draw(words, lines, &Axes::of(lines)?))
 }
 
 /// Where numbers lie; both axes are logarithmic.
@@ -112,11 +126,16 @@ impl Axes {
         BOTTOM - (BOTTOM - TOP) * (us / self.low).ln() / (self.high / self.low).ln()
     }
 
-    /// 1, 2 and 5 times the powers of ten inside.
+    /// 1, 2 and 5 times the powers of ten inside; halves where those are few.
     fn ticks(&self) -> Vec<f64> {
+        let inside = |figure: &f64| (self.low..=self.high).contains(figure);
         let decades = (self.low.log10().floor() as i32)..=(self.high.log10().ceil() as i32);
         let all = decades.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)));
-        all.filter(|us| (self.low..=self.high).contains(us)).collect()
+        let ticks: Vec<f64> = all.filter(inside).collect();
+        if ticks.len() > 2 {
+            return ticks;
+        }
+        (1..=(2.0 * self.high) as u32).map(|halves| f64::from(halves) / 2.0).filter(inside).collect()
     }
 }
 
@@ -129,15 +148,14 @@ const STYLE: &str = "\
 
 const MUTED: &str = "class=\"muted\"";
 
-fn draw(title: &str, axis: &str, lines: &Lines, axes: &Axes) -> String {
+fn draw(words: &Words<'_>, lines: &Lines, axes: &Axes) -> String {
+    let Words { title, axis, legend } = words;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n\
-         <title>{title}: microseconds over {axis}</title>\n<style>\n{STYLE}</style>\n\
+         <title>{title}: {legend}, over {axis}</title>\n<style>\n{STYLE}</style>\n\
          <rect class=\"back\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>\n"
     );
     text(&mut svg, "class=\"title\"", LEFT, 28.0, "start", title);
-    let peers = lines.values().flatten().any(|(.., peer)| peer.is_some());
-    let legend = if peers { "µs per call; dashed: the best peer" } else { "µs per call" };
     text(&mut svg, MUTED, WIDTH - 16.0, 28.0, "end", legend);
     for us in axes.ticks() {
         let y = axes.y(us);

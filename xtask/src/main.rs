@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
+mod bench_engine;
 mod bench_kernels;
 mod bindings;
 mod chart;
@@ -36,12 +37,15 @@ enum Task {
     Tidy,
     /// Runs every crate's benches and prints one table.
     BenchKernels(bench_kernels::Options),
+    /// Draws what `lockstep bench --json` has measured: how many times as fast as plain decoding, over the batch.
+    BenchEngine(bench_engine::Options),
 }
 
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
     let done = match task {
         Task::BenchKernels(options) => bench_kernels::run(options),
+        Task::BenchEngine(options) => bench_engine::run(options),
         Task::Bindings(options) => bindings::run(options),
         Task::Ci => ci::run(),
         Task::Pack(options) => pack::run(options),

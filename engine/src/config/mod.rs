@@ -60,13 +60,13 @@ impl Gdn {
     }
 
     /// Elements from one row of a journal to the next: raw k, v, a and b of a token, up to a
-    /// [width that kernels take](kernel_width).
+    /// width that dense kernels take.
     pub fn journal_stride(&self) -> usize {
         kernel_width(self.k_width() + self.v_width() + 2 * self.v_heads)
     }
 
     /// Width of everything a layer's input is projected to: the convolution's channels, z, b and a, and zeros up to a
-    /// [width that kernels take](kernel_width).
+    /// width that dense kernels take.
     pub fn projected_width(&self) -> usize {
         kernel_width(self.conv_channels() + self.v_width() + 2 * self.v_heads)
     }

@@ -282,6 +282,26 @@ mod tests {
         }
     }
 
+    /// Rows that were filled up are there, and no id that nobody has can be chosen.
+    #[test]
+    fn odd_vocabularies_and_heads_decode() {
+        let dense = FeedForward::Dense { intermediate: 96 };
+        for tied in [false, true] {
+            let small = small(4, 64, dense, tied);
+            let gdn = Gdn { k_heads: 1, v_heads: 3, ..small.gdn };
+            let config = Config { vocab: VOCAB + 1, gdn, ..small };
+            let model = random::<Cpu, bf16>(&context(), config, 1, &Scales::default()).unwrap();
+            assert_eq!((model.valid_vocab(), model.config().vocab), (VOCAB + 1, VOCAB + 8));
+            let mut core = Core::new(context(), model, limits(true)).unwrap();
+            core.open(0, &ids(), &Request::greedy(ids(), 1), 256).unwrap();
+            core.lend_pages(0, &[1, 2, 3, 4]).unwrap();
+            for row in core.score(0, TOKENS, None).unwrap().chunks(VOCAB + 8) {
+                assert!(row[..=VOCAB].iter().all(|logit| logit.is_finite()), "tied: {tied}");
+                assert!(row[VOCAB + 1..].iter().all(|logit| *logit == f32::NEG_INFINITY), "tied: {tied}");
+            }
+        }
+    }
+
     /// Rows as they come out of the target: of deviation 1.
     #[test]
     fn the_draft_head_is_sane_too() {

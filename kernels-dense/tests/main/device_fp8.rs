@@ -1,7 +1,7 @@
 //! What only a GPU can show of weights of one byte an element.
 
 use crate::{
-    calls::EPS,
+    device_chain::{Launch, SlowNorm, replays},
     fp8::quantize,
     fp8_head::{Coded, shapes},
     layers::{Layer, rows_of},
@@ -99,7 +99,16 @@ impl Chain {
             op: Fp8Head::plan(problem, &device.info).unwrap().overlapping(true),
         }
     }
+}
 
+impl Launch for Chain {
+    type Out = f32;
+    fn x(&mut self) -> &mut <Cuda as Backend>::Memory<bf16> {
+        &mut self.x
+    }
+    fn out(&mut self) -> &mut <Cuda as Backend>::Memory<f32> {
+        &mut self.logits
+    }
     fn enqueue(&mut self, device: &Device) -> kernels_core::Result<()> {
         let HeadProblem { rows, k, vocab, .. } = *self.op.problem();
         let args = Fp8HeadArgs::<Cuda> {
@@ -111,73 +120,34 @@ impl Chain {
         };
         self.op.run(&device.queue, args)
     }
-
-    fn read(&self, device: &Device) -> Vec<f32> {
-        Cuda::read(&device.queue, &self.logits, 0..Cuda::len(&self.logits)).unwrap()
-    }
 }
 
-/// One captured launch, replayed with other rows: one node, the bytes of an eager run.
 pub(crate) fn heads_replay(device: &Device) {
     for (rows, n, k) in [(1, 264, 1024), (5, 17_032, 144), (40, 4096, 256)] {
         let mut chain = Chain::new(device, rows, n, k);
-        chain.enqueue(device).unwrap();
-        let graph = device.capture(|| chain.enqueue(device)).unwrap();
-        assert_eq!(Device::nodes(&graph).unwrap(), 1);
-        for seed in 30..34 {
-            let x = rows_of(rows, k, seed);
-            Cuda::write(&device.queue, &mut chain.x, 0, &x).unwrap();
-            chain.enqueue(device).unwrap();
-            let want = chain.read(device);
-            Cuda::write(&device.queue, &mut chain.logits, 0, &vec![poison(); rows * n]).unwrap();
-            for _ in 0..3 {
-                graph.launch().unwrap();
-            }
-            assert_same_bits(&format!("replay of {rows} rows, {n} x {k}"), &chain.read(device), &want);
-        }
+        replays(device, &mut chain, [rows, k], &format!("{rows} rows, {n} x {k}"));
     }
 }
 
-/// A producer that takes long, and a head that has its codes by then: it must wait for the rows.
+/// A head that has its codes by then must wait for the rows.
 pub(crate) fn heads_wait_for_a_slow_producer(device: &Device) {
-    let queue = &device.queue;
-    let (many, k) = (8192, 5120);
-    let mut rng = Rng::new(40);
-    let before = Cuda::upload(queue, &rng.normals::<bf16>(many * k, 1.0)).unwrap();
-    let scale = Cuda::upload(queue, &rng.normals::<bf16>(k, 0.3)).unwrap();
-    let mut normed = Cuda::zeros::<bf16>(queue, many * k).unwrap();
-    let nothing = vec![poison::<bf16>(); many * k];
+    let (mut slow, k) = (SlowNorm::new(device), SlowNorm::K);
     for (n, rows) in [(96, 3), (5120, 1), (5120, 64), (17_032, 8)] {
         let mut chain = Chain::new(device, rows, n, k);
-        let mut run = |overlapping: bool| {
-            Cuda::write(queue, &mut normed, 0, &nothing).unwrap();
-            let dims = [many, k];
-            let norm = Norm::plan(NormProblem { rows: many, n: k, eps: EPS }, &device.info).unwrap();
-            let args = NormArgs::<Cuda> {
-                out: TensorMut::of(&mut normed, dims),
-                x: Tensor::of(&before, dims),
-                weight: Tensor::of(&scale, [k]),
-            };
-            norm.overlapping(overlapping).run(queue, args).unwrap();
+        slow.is_waited_for(device, &format!("{rows} rows, {n} features"), |slow, overlapping| {
             let op = chain.op.clone().overlapping(overlapping);
             for _ in 0..3 {
                 let args = Fp8HeadArgs::<Cuda> {
                     logits: TensorMut::of(&mut chain.logits, [rows, n]),
-                    // The last rows that the norm writes.
-                    x: Tensor::of(&normed, dims).rows(many - rows..many),
+                    x: slow.last(rows),
                     weight: Tensor::of(&chain.weight, [n, k]),
                     scales: Tensor::of(&chain.scales, [n]),
                     ids: None,
                 };
-                op.run(queue, args).unwrap();
+                op.run(&device.queue, args).unwrap();
             }
             chain.read(device)
-        };
-        let want = run(false);
-        assert!(want.iter().all(|y| y.is_finite()));
-        for _ in 0..5 {
-            assert_same_bits(&format!("{rows} rows, {n} features"), &run(true), &want);
-        }
+        });
     }
 }
 

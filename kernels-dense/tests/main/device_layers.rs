@@ -1,7 +1,7 @@
 //! What only a GPU can show of linear layers and the head.
 
 use crate::{
-    calls::EPS,
+    device_chain::{Launch, SlowNorm, replays},
     layers::{Layer, rows_of, shapes},
 };
 use kernels_core::{Arch, Backend, Cuda, DeviceInfo, Tensor, TensorMut, bf16};
@@ -74,7 +74,16 @@ impl Chain {
             op,
         }
     }
+}
 
+impl Launch for Chain {
+    type Out = bf16;
+    fn x(&mut self) -> &mut <Cuda as Backend>::Memory<bf16> {
+        &mut self.x
+    }
+    fn out(&mut self) -> &mut <Cuda as Backend>::Memory<bf16> {
+        &mut self.out
+    }
     fn enqueue(&mut self, device: &Device) -> kernels_core::Result<()> {
         let LinearProblem { rows, k, n, .. } = *self.op.problem();
         let bytes = self.op.workspace_bytes();
@@ -88,14 +97,8 @@ impl Chain {
         };
         self.op.run(&device.queue, args)
     }
-
-    fn read(&self, device: &Device) -> Vec<bf16> {
-        let LinearProblem { rows, n, .. } = *self.op.problem();
-        Cuda::read(&device.queue, &self.out, 0..rows * n).unwrap()
-    }
 }
 
-/// One captured launch, replayed with other rows: one node, the bytes of an eager run.
 pub(crate) fn layers_replay(device: &Device) {
     for (n, k, epilogue) in [
         (96, 5120, Epilogue::Store),
@@ -106,68 +109,33 @@ pub(crate) fn layers_replay(device: &Device) {
         for rows in [1, 4, 30] {
             let mut chain = Chain::new(device, LinearProblem { rows, k, n, epilogue }, 20);
             chain.op = chain.op.overlapping(true);
-            chain.enqueue(device).unwrap();
-            let graph = device.capture(|| chain.enqueue(device)).unwrap();
-            assert_eq!(Device::nodes(&graph).unwrap(), 1);
-            for seed in 30..34 {
-                let x = rows_of(rows, k, seed);
-                Cuda::write(&device.queue, &mut chain.x, 0, &x).unwrap();
-                chain.enqueue(device).unwrap();
-                let want = chain.read(device);
-                Cuda::write(&device.queue, &mut chain.out, 0, &vec![poison(); rows * n]).unwrap();
-                for _ in 0..3 {
-                    graph.launch().unwrap();
-                }
-                assert_same_bits(&format!("replay of {rows} rows, {n} x {k}"), &chain.read(device), &want);
-            }
+            replays(device, &mut chain, [rows, k], &format!("{rows} rows, {n} x {k}"));
         }
     }
 }
 
-/// A producer that takes long, and a layer that has its weights by then: it must wait for the rows. And layers in a
-/// row, whose workspace is the same.
+/// A layer that has its weights by then must wait for the rows. And layers in a row, whose workspace is the same.
 pub(crate) fn layers_wait_for_a_slow_producer(device: &Device) {
-    let queue = &device.queue;
-    let (many, k) = (8192, 5120);
-    let mut rng = Rng::new(40);
-    let before = Cuda::upload(queue, &rng.normals::<bf16>(many * k, 1.0)).unwrap();
-    let scale = Cuda::upload(queue, &rng.normals::<bf16>(k, 0.3)).unwrap();
-    let mut normed = Cuda::zeros::<bf16>(queue, many * k).unwrap();
-    let nothing = vec![poison::<bf16>(); many * k];
+    let (mut slow, k) = (SlowNorm::new(device), SlowNorm::K);
     for (n, rows) in [(96, 3), (5120, 1), (5120, 64), (5120, 200), (16384, 8)] {
         let problem = LinearProblem { rows, k, n, epilogue: Epilogue::Store };
         let mut first = Chain::new(device, problem, 41);
-        let mut run = |overlapping: bool| {
-            Cuda::write(queue, &mut normed, 0, &nothing).unwrap();
-            let dims = [many, k];
-            let norm = Norm::plan(NormProblem { rows: many, n: k, eps: EPS }, &device.info).unwrap();
-            let args = NormArgs::<Cuda> {
-                out: TensorMut::of(&mut normed, dims),
-                x: Tensor::of(&before, dims),
-                weight: Tensor::of(&scale, [k]),
-            };
-            norm.overlapping(overlapping).run(queue, args).unwrap();
-            let op = Linear::plan(problem, &device.info).unwrap().overlapping(overlapping);
+        slow.is_waited_for(device, &format!("{rows} rows, {n} features"), |slow, overlapping| {
+            let op = first.op.clone().overlapping(overlapping);
             let bytes = op.workspace_bytes();
             for _ in 0..3 {
                 let mut workspace = Cuda::view_mut(&mut first.workspace);
                 let args = LinearArgs::<Cuda> {
                     out: TensorMut::of(&mut first.out, [rows, n]),
-                    // The last rows that the norm writes.
-                    x: Tensor::of(&normed, dims).rows(many - rows..many),
+                    x: slow.last(rows),
                     weight: Tensor::of(&first.weight, [n, k]),
                     gate: None,
                     workspace: Some(TensorMut::new(Cuda::slice_mut(&mut workspace, 0..bytes), [bytes])),
                 };
-                op.run(queue, args).unwrap();
+                op.run(&device.queue, args).unwrap();
             }
             first.read(device)
-        };
-        let want = run(false);
-        assert!(want.iter().all(|y| y.is_finite()));
-        for _ in 0..5 {
-            assert_same_bits(&format!("{rows} rows, {n} features"), &run(true), &want);
-        }
+        });
     }
 }
 

@@ -11,6 +11,8 @@ mod calls;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(feature = "cuda")]
+mod device_chain;
+#[cfg(feature = "cuda")]
 mod device_experts;
 #[cfg(feature = "cuda")]
 mod device_fill;

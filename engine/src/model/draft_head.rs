@@ -116,7 +116,7 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
     }
 
     /// Copies the rows of the listed ids, ordered on the queue: launches before see the old list, launches behind the
-    /// new one.
+    /// new one. A head reads its rows before the launch in front of it is done: none may be enqueued right behind this.
     pub(crate) fn gather(&mut self, cx: &Context<B>) -> Result<()> {
         let Some(to) = &mut self.draft_head else { return Ok(()) };
         let (rows, Config { hidden: k, vocab, .. }) = (to.rows, &self.config);

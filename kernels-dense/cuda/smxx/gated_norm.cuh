@@ -42,8 +42,9 @@ __global__ void __launch_bounds__(kWarp* kHeads) gated_norm(const GatedParams p)
   const float4 w = *reinterpret_cast<const float4*>(p.weight + element);
   const char* const x_at = row_of(row_of(p.x + column, row, p.x_row), head, p.x_head);
   const char* const gate_at = row_of(row_of(p.gate + column, row, p.gate_row), head, p.gate_head);
-  pdl::wait();
+  // What comes next begins with weights at most, and waits for all of this.
   pdl::launch_dependents();
+  pdl::wait();
   Vector x, gate;
   x.load(x_at);
   gate.load(gate_at);

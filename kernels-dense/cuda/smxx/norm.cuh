@@ -60,8 +60,9 @@ __global__ void __launch_bounds__(kWarp* kGroups / kVectors) norm(const NormPara
     weights[k] = {};
     if (inside[k]) weights[k].load(weight + k * kThreads * kVectorBytes);
   }
-  pdl::wait();
+  // What comes next begins with weights at most, and waits for all of this.
   pdl::launch_dependents();
+  pdl::wait();
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     if (inside[k]) values[k].load(x + k * kThreads * kVectorBytes);

@@ -116,7 +116,8 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
     }
 
     /// Copies the rows of the listed ids, ordered on the queue: launches before see the old list, launches behind the
-    /// new one. A head reads its rows before the launch in front of it is done: none may be enqueued right behind this.
+    /// new one. A head reads its rows before launches in front of it are done, and norms let it: a launch that waits
+    /// first has to stand between.
     pub(crate) fn gather(&mut self, cx: &Context<B>) -> Result<()> {
         let Some(to) = &mut self.draft_head else { return Ok(()) };
         let (rows, Config { hidden: k, vocab, .. }) = (to.rows, &self.config);

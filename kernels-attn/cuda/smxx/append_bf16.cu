@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(32 * kAppendWarps) append(const __grid_constan
   const int64_t head = is_query ? unit : unit - p.q_heads;
   Head weight;
   weight.load(static_cast<const __nv_bfloat16*>(is_query ? p.q_norm : p.k_norm) + first);
-  pdl::wait();
   pdl::launch_dependents();
+  pdl::wait();
   if (unit >= p.q_heads + p.kv_heads) return;
 
   auto* const q_out = static_cast<__nv_bfloat16*>(p.q_out) + head * p.q_out_head_stride + first;

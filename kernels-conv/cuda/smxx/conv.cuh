@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kMaxThreads) conv(const Params p) {
   Taps<kWidth, kChannels> taps;
   // Threads beyond the channels load some taps too: a branch would cost all the others.
   taps.load(p, inside ? channel : 0);
-  pdl::wait();
   pdl::launch_dependents();
+  pdl::wait();
   if (!inside) return;
 
   char* const out = column_of(static_cast<char*>(p.out), channel);

@@ -19,8 +19,8 @@ constexpr int kCombineThreads = 128;
 // out += what the experts of the row's route say, in its order, and the shared one; a thread has eight elements.
 __global__ void __launch_bounds__(kCombineThreads) combine(const Combination c) {
   const int row = blockIdx.y, at = (blockIdx.x * kCombineThreads + threadIdx.x) * kVectorBf16;
-  pdl::wait();
   pdl::launch_dependents();
+  pdl::wait();
   if (at >= c.hidden) return;
   const float* const weights = c.weights + int64_t(row) * (c.top_k + 1);
   float sum[kVectorBf16] = {};

@@ -14,7 +14,8 @@ __device__ __forceinline__ void wait() {
 #endif
 }
 
-// Lets the succeeding grid begin its own prologue. It still waits for this one in its wait().
+// Lets the succeeding grid begin its own prologue. It still waits for this one in its wait(). Before this grid's wait()
+// is soonest, for weights; behind it, the successor may also read early what this one's predecessors wrote.
 __device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

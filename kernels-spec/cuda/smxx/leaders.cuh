@@ -103,8 +103,13 @@ template <int kBatch, typename Left>
 __device__ __forceinline__ void find_leaders(const Leaders& l, const RowNoise& noise, const float (&most)[kBatch],
                                              float batch_most, int32_t first, const float* row, int32_t valid,
                                              bool aligned, LeadersShared& s, const Left& left) {
-  const auto known = [&] { return unordered(*static_cast<volatile uint32_t*>(&s.best)) - kSlack; };
-  float enough = known();
+  // What the block's warps know by now: never less than before, and any of it will do.
+  const bool leads = threadIdx.x % kLanes == 0;
+  const auto known = [&](uint32_t more) {
+    const uint32_t best = leads ? max(atomicMax(&s.best, more), more) : 0;
+    return unordered(__shfl_sync(kWholeWarp, best, 0)) - kSlack;
+  };
+  float enough = known(0);
   // Most are out of reach of any noise where a distribution has a peak.
   const float reach = __fmaf_rn(__fadd_rn(batch_most, -l.reference), l.scale, kMostNoise);
   if (!__any_sync(kWholeWarp, reach >= enough)) return;
@@ -136,10 +141,7 @@ __device__ __forceinline__ void find_leaders(const Leaders& l, const RowNoise& n
       if (id == first + step * kStep) score[step] = high;
     }
   }
-  const uint32_t surely = __reduce_max_sync(kWholeWarp, ordered(low));
-  if (threadIdx.x % kLanes == 0) atomicMax(&s.best, surely);
-  __syncwarp();
-  enough = known();
+  enough = known(__reduce_max_sync(kWholeWarp, ordered(low)));
 #pragma unroll
   for (int step = 0; step < kBatch; ++step) {
     if (!(score[step] >= enough)) continue;
@@ -167,7 +169,7 @@ __device__ __forceinline__ void name_leaders(const Leaders& l, uint64_t best, ui
   }
   __syncwarp();
   if (!leader_lane) return;
-  const uint32_t all = *static_cast<volatile uint32_t*>(&s.found);
+  const uint32_t all = atomicAdd(&s.found, 0u);
   *drawn = leader(all > kFound || all == 0 ? -kInfinity : known + shift, all);
 }
 

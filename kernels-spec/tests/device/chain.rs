@@ -6,7 +6,7 @@ use kernels_core::{
     slots::{Fault, FaultKind},
 };
 use kernels_spec::*;
-use kernels_testkit::rng::Rng;
+use kernels_testkit::{rng::Rng, runner::stride};
 
 const INF: f32 = f32::INFINITY;
 const NAN: f32 = f32::NAN;
@@ -202,7 +202,7 @@ pub(crate) fn chains_by_hand<B: Place>(on: &B::Queue) {
         row
     };
     let third = 1.0 / 3.0;
-    for seed in 0..40 {
+    for seed in (0..40).step_by(stride(8)) {
         let params = unit(seed);
         // P = Q: accepted whatever the noise.
         let got = judge::<B>(on, &params, 1, [third, third, third, 0.0], [flat, only(2)]);
@@ -355,7 +355,7 @@ pub(crate) fn chains_alone_are_chains_in_a_batch<B: Place>(on: &B::Queue) {
 pub(crate) fn chains_follow_the_target<B: Place>(on: &B::Queue) {
     const VOCAB: usize = 8;
     const SLOTS: usize = 400;
-    const ROUNDS: usize = 50;
+    let rounds = 50 / stride(10);
     let p: [f32; VOCAB] = [0.30, 0.25, 0.15, 0.10, 0.08, 0.06, 0.04, 0.02];
     let q: [f32; VOCAB] = [0.05, 0.40, 0.05, 0.20, 0.10, 0.10, 0.05, 0.05];
     let kept = |p: [f32; VOCAB], count: usize| {
@@ -370,7 +370,7 @@ pub(crate) fn chains_follow_the_target<B: Place>(on: &B::Queue) {
         let params: Vec<SamplingParams> = (0..SLOTS)
             .map(|slot| SamplingParams { top_k, ..unit(0x5eed + slot as u64 * 0x1_0000_0001) })
             .collect();
-        let numbers = running(SLOTS, ROUNDS + 8, &[0]);
+        let numbers = running(SLOTS, rounds + 8, &[0]);
         let mut chain =
             Chain::<B>::new(on, &numbers, &params, [VOCAB, VOCAB, 2, 0], &vec![0.0; SLOTS * 2 * VOCAB]);
         let at = |start: usize, count: i32| List {
@@ -380,7 +380,7 @@ pub(crate) fn chains_follow_the_target<B: Place>(on: &B::Queue) {
         };
         let (mut seen, mut second, mut rate) = ([0usize; VOCAB], [0usize; VOCAB], 0usize);
         let mut tokens = numbers.tokens.clone();
-        for start in 0..ROUNDS {
+        for start in 0..rounds {
             let drafts = chain.draw(&at(start, 1), &ln(q).repeat(SLOTS), VOCAB);
             for (slot, draft) in drafts.into_iter().enumerate() {
                 tokens[slot * numbers.positions + start + 1] = draft;
@@ -407,7 +407,7 @@ pub(crate) fn chains_follow_the_target<B: Place>(on: &B::Queue) {
         assert!(chi(&seen, &p64) < bound, "top-k {top_k}: {seen:?}");
         assert!(chi(&second, &q64) < bound, "top-k {top_k}, behind an accepted draft: {second:?}");
         let tv: f64 = p64.iter().zip(&q64).map(|(p, q)| (p - q).abs()).sum::<f64>() / 2.0;
-        let (n, rate) = ((SLOTS * ROUNDS) as f64, rate as f64);
+        let (n, rate) = ((SLOTS * rounds) as f64, rate as f64);
         assert!((rate / n - (1.0 - tv)).abs() < 2.0 / n.sqrt(), "top-k {top_k}: {rate} of {n}, TV {tv}");
         assert!(chain.numbers().faults.iter().all(|f| *f == 0));
     }

@@ -6,7 +6,7 @@ use kernels_core::{
     slots::{Fault, FaultKind},
 };
 use kernels_spec::*;
-use kernels_testkit::rng::Rng;
+use kernels_testkit::{rng::Rng, runner::stride};
 
 const INF: f32 = f32::INFINITY;
 const NAN: f32 = f32::NAN;
@@ -162,7 +162,7 @@ pub(crate) fn filters_by_hand<B: Place>(on: &B::Queue) {
     let logits: Vec<f32> = [0.2f32, 0.4, 0.1, 0.3].map(f32::ln).to_vec();
     let seen = |params: SamplingParams, logits: &[f32]| -> Vec<bool> {
         let mut seen = vec![false; logits.len()];
-        for seed in 0..200 {
+        for seed in (0..200).step_by(stride(3)) {
             let params = SamplingParams { seed, ..params.clone() };
             seen[choose::<B>(on, &params, (&[0], &[]), logits, logits.len()) as usize] = true;
         }
@@ -281,34 +281,34 @@ pub(crate) fn rows_alone_are_rows_in_a_batch<B: Place>(on: &B::Queue) {
 pub(crate) fn draws_follow_the_softmax<B: Place>(on: &B::Queue) {
     const VOCAB: usize = 8;
     const SLOTS: usize = 100;
-    const ROWS: usize = 200;
+    let count = 200 / stride(10);
     let logits: [f32; VOCAB] = [0.3, -1.0, 2.0, 1.1, 0.0, 1.9, 0.7, 1.4];
     for (params, kept) in [
         (sampled(0), VOCAB),
         (SamplingParams { temperature: 1.7, ..sampled(0) }, VOCAB),
         (SamplingParams { top_k: 5, ..sampled(0) }, 5),
     ] {
-        let mut table = Numbers::random(&mut Rng::new(1), SLOTS, ROWS + 8).upload::<B>(on);
+        let mut table = Numbers::random(&mut Rng::new(1), SLOTS, count + 8).upload::<B>(on);
         let mut sampling = SamplingTable::<B>::new(on, SLOTS, 3).unwrap();
         for slot in 0..SLOTS {
             let params = SamplingParams { seed: 0x5eed + slot as u64 * 0x1_0000_0001, ..params.clone() };
             sampling.set(on, slot, &params, VOCAB).unwrap();
         }
-        let rows = SLOTS * ROWS;
+        let rows = SLOTS * count;
         let problem = SampleProblem {
             sequences: SLOTS,
             rows,
             vocab: VOCAB,
             valid: VOCAB,
             slots: SLOTS,
-            positions: ROWS + 8,
+            positions: count + 8,
             max_bias: 3,
         };
         let of = Logits { problem, logits: B::upload(on, &logits.repeat(rows)).unwrap(), stride: VOCAB };
         let list = List {
             slots: (0..SLOTS as i32).collect(),
             start: vec![0; SLOTS],
-            offsets: (0..=SLOTS).map(|i| (i * ROWS) as i32).collect(),
+            offsets: (0..=SLOTS).map(|i| (i * count) as i32).collect(),
         };
         let mut seen = [0usize; VOCAB];
         for choice in sample::<B>(on, &of, &mut table, &sampling, &list, None) {

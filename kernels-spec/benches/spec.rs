@@ -429,8 +429,8 @@ mod cuda {
     use kernels_core::Cuda;
     use kernels_testkit::timing::copies;
 
-    const SHAPES: [[usize; 2]; 9] =
-        [[1, 1], [1, 4], [1, 8], [4, 4], [8, 1], [8, 4], [16, 4], [32, 4], [64, 4]];
+    const SHAPES: [[usize; 2]; 12] =
+        [[1, 1], [1, 4], [1, 8], [4, 4], [8, 1], [8, 4], [8, 8], [16, 4], [32, 4], [64, 1], [64, 4], [64, 8]];
 
     pub(super) fn all(bench: &mut Bench) {
         for shape in SHAPES {

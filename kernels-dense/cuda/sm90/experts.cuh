@@ -249,7 +249,7 @@ struct ExpertConsumer {
       multiply(d, now, task.group.count);
       // Whoever has issued its products has read its operands.
       __syncwarp();
-      if (pairs.lane == 0) {
+      if (pairs.lane < kWarpArrivals) {
         s.empty[stage].arrive();
         if (last_of_part) s.rows_empty[part_stage].arrive();
       }
@@ -323,11 +323,11 @@ __global__ void __launch_bounds__(kExpertThreads, expert_blocks(kN))
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 32 * kExpertWarps) prefetch_map(routed), prefetch_map(shared);
   if (threadIdx.x < kExpertStages) {
-    s.full[threadIdx.x].init(1), s.empty[threadIdx.x].init(kExpertWarps);
+    s.full[threadIdx.x].init(1), s.empty[threadIdx.x].init(kExpertWarps * kWarpArrivals);
     Barrier::publish();
   }
   if (threadIdx.x < 2) {
-    s.rows_full[threadIdx.x].init(1), s.rows_empty[threadIdx.x].init(kExpertWarps);
+    s.rows_full[threadIdx.x].init(1), s.rows_empty[threadIdx.x].init(kExpertWarps * kWarpArrivals);
     Barrier::publish();
   }
   __syncthreads();

@@ -15,7 +15,7 @@ pub(crate) fn grids_share_their_bits(device: &Device) {
     for epilogue in crate::bits::EPILOGUES {
         for (n, k) in shapes::<Cuda>(epilogue) {
             let mut layer = Layer::<Cuda>::random(&device.queue, n, k, epilogue);
-            for rows in [1, 5, 16, 23, 40, 64, 100].into_iter().step_by(stride(3)) {
+            for rows in [1, 5, 16, 23, 40, 64, 100].into_iter().step_by(stride(6)) {
                 let (x, before) = (rows_of(rows, k, 11), rows_of(rows, n, 12));
                 let early = |grid: Grid| Grid { path: Path::Sm80, ..grid };
                 let want = layer.run(&before, &x, |op| op.with_grid(early));
@@ -26,7 +26,7 @@ pub(crate) fn grids_share_their_bits(device: &Device) {
                 };
                 compare("the plan's".into(), &|grid| grid);
                 for tile_rows in [64, 128] {
-                    for blocks in [1, 2, 3, 7, 19, 64, 113, 132].into_iter().step_by(stride(3)) {
+                    for blocks in [1, 2, 3, 7, 19, 64, 113, 132].into_iter().step_by(stride(4)) {
                         if hopper {
                             let what = format!("tiles of {tile_rows}, {blocks} blocks");
                             compare(what, &|grid| Grid { tile_rows, blocks, ..grid });

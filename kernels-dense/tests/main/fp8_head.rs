@@ -97,10 +97,12 @@ impl<B: Place> Coded<B> {
 
 /// (n, k): less than a tile and a step, a real width, tiles of either size, more than a grid.
 pub(crate) fn shapes<B: Place>() -> Vec<(usize, usize)> {
-    if B::GENERAL {
-        return vec![(8, 16), (67, 39), (200, 64)];
-    }
-    vec![(8, 16), (72, 528), (264, 5120), (4096, 256), (17_032, 144)]
+    let all: &[(usize, usize)] = if B::GENERAL {
+        &[(8, 16), (67, 39), (200, 64)]
+    } else {
+        &[(8, 16), (72, 528), (264, 5120), (4096, 256), (17_032, 144)]
+    };
+    all.iter().copied().step_by(stride(2)).collect()
 }
 
 /// Each code, in every place of a k16 step: its number times the scale of its row, exactly.

@@ -118,6 +118,17 @@ impl Plan {
         self.accept.map(|length| (((4.0 * length - 3.0).max(0.0).sqrt() - 1.0) / 2.0) as f32)
     }
 
+    /// Tokens of a round in the long run: a draft counts if all before it are right, too.
+    fn expected(&self, length: &DraftLength) -> Option<f64> {
+        match length {
+            DraftLength::Fixed(drafts) => {
+                let rate = f64::from(self.rate()?);
+                Some((0..=*drafts).map(|right| rate.powi(right as i32)).sum())
+            }
+            _ => None,
+        }
+    }
+
     fn prompts(&self, batch: usize, vocab: usize) -> Vec<Request> {
         let id = |sequence: usize, at: usize| {
             let bits = philox::bits(self.seed, at as u32, sequence as u32, philox::Use::Draft);
@@ -292,6 +303,7 @@ impl Run {
             drafts: length.clone(),
             rounds: plan.rounds,
             tokens,
+            expected: plan.expected(length),
             wall,
             target: after.target - before.target,
             draft: after.draft - before.draft,

@@ -75,6 +75,8 @@ pub struct Point {
     pub rounds: usize,
     /// Tokens that they brought, of all sequences.
     pub tokens: usize,
+    /// Tokens of a sequence and round in the long run, where acceptance is simulated and the number of drafts fixed.
+    pub expected: Option<f64>,
     /// On the host's clock.
     pub wall: Duration,
     /// The device's time for the target, choice and acceptance included.
@@ -103,7 +105,7 @@ impl Point {
 
 impl Serialize for Point {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        let mut fields = s.serialize_struct("Point", 10)?;
+        let mut fields = s.serialize_struct("Point", 11)?;
         fields.serialize_field("batch", &self.batch)?;
         fields.serialize_field("drafts", &self.drafts.to_string())?;
         fields.serialize_field("rounds", &self.rounds)?;
@@ -112,6 +114,7 @@ impl Serialize for Point {
         fields.serialize_field("target_ms", &self.ms(self.target))?;
         fields.serialize_field("draft_ms", &self.ms(self.draft))?;
         fields.serialize_field("accept_length", &self.accept_length())?;
+        fields.serialize_field("expected_accept_length", &self.expected)?;
         fields.serialize_field("tokens_per_second", &self.tokens_per_second())?;
         fields.serialize_field("distinct_experts", &self.experts)?;
         fields.end()
@@ -176,6 +179,12 @@ impl Report {
         Some(point.tokens_per_second() / self.plain(point)?.tokens_per_second())
     }
 
+    /// The same in the long run: rounds as long as these, with as many tokens as the simulated chance gives.
+    pub fn expected_speed_up(&self, point: &Point) -> Option<f64> {
+        let plain = self.plain(point)?;
+        Some(point.expected? * plain.ms(plain.wall) / point.ms(point.wall))
+    }
+
     /// The share of a round's time that its bytes take at the ceiling.
     pub fn share(&self, point: &Point) -> Option<f64> {
         let floor = self.floor.bytes(point.batch, self.context, point.experts) / self.ceiling?;
@@ -203,7 +212,7 @@ impl fmt::Display for Report {
         writeln!(f, "; prompts {:.0} tokens/s, {tera:.1} TFLOP/s of weights", self.prefill)?;
         writeln!(
             f,
-            "{:>5}  {:>6}  {:>8}  {:>8}  {:>8}  {:>8}  {:>6}  {:>9}  {:>8}  {:>7}  {:>7}",
+            "{:>5}  {:>6}  {:>8}  {:>8}  {:>8}  {:>8}  {:>6}  {:>9}  {:>8}  {:>8}  {:>8}  {:>7}  {:>7}",
             "batch",
             "drafts",
             "ms/round",
@@ -213,6 +222,8 @@ impl fmt::Display for Report {
             "tokens",
             "tokens/s",
             "speed-up",
+            "expected",
+            "speed-up",
             "experts",
             "floor"
         )?;
@@ -221,7 +232,7 @@ impl fmt::Display for Report {
             let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".into());
             writeln!(
                 f,
-                "{:>5}  {:>6}  {:>8.3}  {:>8.3}  {:>8.3}  {:>8.3}  {:>6.2}  {:>9.1}  {:>8}  {:>7}  {:>7}",
+                "{:>5}  {:>6}  {:>8.3}  {:>8.3}  {:>8.3}  {:>8.3}  {:>6.2}  {:>9.1}  {:>8}  {:>8}  {:>8}  {:>7}  {:>7}",
                 p.batch,
                 p.drafts,
                 p.ms(p.wall),
@@ -231,6 +242,8 @@ impl fmt::Display for Report {
                 p.accept_length(),
                 p.tokens_per_second(),
                 or_none(self.speed_up(p).map(|x| format!("{x:.2} x"))),
+                or_none(p.expected.map(|tokens| format!("{tokens:.2}"))),
+                or_none(self.expected_speed_up(p).map(|x| format!("{x:.2} x"))),
                 or_none(p.experts.map(|n| format!("{n:.1}"))),
                 or_none(self.share(p).map(|x| format!("{:.0} %", 100.0 * x))),
             )?;
@@ -271,5 +284,50 @@ mod tests {
         assert_eq!((experts.expert, experts.top_k), (40 * 3 * 512 * 2048 * 2, 8));
         let more = experts.bytes(1, 0, Some(23.0)) - experts.bytes(1, 0, None);
         assert_eq!(more, 15.0 * experts.expert as f64);
+    }
+
+    /// 3 rounds of 2 sequences brought 12 tokens where the chance gives 2.5 a round; a plain round takes 10 ms.
+    #[test]
+    fn speed_ups_seen_and_in_the_long_run() {
+        let point = |drafts, tokens, ms: u64, expected| Point {
+            batch: 2,
+            drafts: DraftLength::Fixed(drafts),
+            rounds: 3,
+            tokens,
+            expected,
+            wall: Duration::from_millis(3 * ms),
+            target: Duration::ZERO,
+            draft: Duration::ZERO,
+            experts: None,
+        };
+        let plan = Plan {
+            batches: vec![2],
+            context: 8,
+            drafts: vec![DraftLength::Fixed(2)],
+            rounds: 3,
+            accept: Some(2.5),
+            pace: crate::Pace::Wait,
+            prefill_rows: 8,
+            flush_after: 3,
+            seed: 1,
+            timeline: false,
+        };
+        let mut report = Report::new(&Config::preset("27b").expect("a preset"), &plan, None, 2);
+        report.points = vec![point(0, 6, 10, Some(1.0)), point(2, 12, 16, Some(2.5))];
+        let drafted = &report.points[1];
+        assert_eq!((drafted.accept_length(), report.speed_up(drafted)), (2.0, Some(1.25)));
+        assert_eq!(report.expected_speed_up(drafted), Some(2.5 * 10.0 / 16.0));
+        assert_eq!(report.expected_speed_up(&report.points[0]), Some(1.0));
+        let json = serde_json::to_value(drafted).expect("a point");
+        assert_eq!((&json["expected_accept_length"], &json["accept_length"]), (&2.5.into(), &2.0.into()));
+        // Its chance is 0.8229: 1 + r + r^2 = 2.5.
+        for (drafts, tokens) in [(0, 1.0), (1, 1.8229), (2, 2.5), (3, 3.0572)] {
+            let long = plan.expected(&DraftLength::Fixed(drafts)).expect("it is simulated");
+            assert!((long - tokens).abs() < 1e-4, "{drafts} drafts: {long}");
+        }
+        assert_eq!(plan.expected(&DraftLength::Auto), None);
+        // An unknown chance has no long run.
+        assert_eq!(Plan { accept: None, ..plan }.expected(&DraftLength::Fixed(2)), None);
+        assert_eq!(report.expected_speed_up(&point(2, 12, 16, None)), None);
     }
 }

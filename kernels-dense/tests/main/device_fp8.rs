@@ -132,7 +132,7 @@ pub(crate) fn heads_replay(device: &Device) {
 /// A head that has its codes by then must wait for the rows.
 pub(crate) fn heads_wait_for_a_slow_producer(device: &Device) {
     let (mut slow, k) = (SlowNorm::new(device), SlowNorm::K);
-    for (n, rows) in [(96, 3), (5120, 1), (5120, 64), (17_032, 8)] {
+    for (n, rows) in [(96, 3), (5120, 1), (5120, 64), (17_032, 8)].into_iter().step_by(stride(2)) {
         let mut chain = Chain::new(device, rows, n, k);
         slow.is_waited_for(device, &format!("{rows} rows, {n} features"), |slow, overlapping| {
             let op = chain.op.clone().overlapping(overlapping);

@@ -58,7 +58,6 @@ constexpr int kRouteWarps = 8;
 constexpr int kRouteThreads = 32 * kRouteWarps;
 constexpr int kExpertsOfThread = LS_DENSE_MOE_MAX_EXPERTS / kRouteThreads;
 static_assert(kExpertsOfThread * kRouteThreads == LS_DENSE_MOE_MAX_EXPERTS);
-static_assert(kRouteWarps <= 8, "the least that a group has room for");
 static_assert(LS_DENSE_MOE_MAX_EXPERTS <= 1 << 16 && LS_DENSE_MOE_MAX_PAIRS < 1 << 16, "16 bits hold a number of either");
 
 // Of the block that is done last: pairs (row, rank) by expert, in ascending order, and cut into groups.
@@ -117,28 +116,6 @@ struct List {
     if (warp == 0) place(pairs, lane);
   }
 
-  // Whether each pair can have a lane, and its row a warp of this block. Then the rows of an expert are one group: no row
-  // goes to an expert twice, and a group has room for eight.
-  __device__ __forceinline__ bool is_short() const { return r.rows <= kRouteWarps && r.rows * r.top_k <= 32; }
-
-  // The same list by one warp, from `ids`.
-  __device__ __forceinline__ void run_short(int lane) const {
-    const int pairs = r.rows * r.top_k;
-    const int id = lane < pairs ? ids[lane] : LS_DENSE_MOE_MAX_EXPERTS;
-    const uint32_t same = __match_any_sync(0xffffffffu, id);
-    const bool leads = lane < pairs && lane == __ffs(same) - 1;
-    const uint32_t leaders = __ballot_sync(0xffffffffu, leads);
-    int first = 0, group = 0;  // members and groups of smaller experts
-#pragma unroll 8
-    for (int i = 0; i < pairs; ++i) {
-      const bool smaller = __shfl_sync(0xffffffffu, id, i) < id;
-      first += smaller, group += smaller && (leaders >> i & 1);
-    }
-    if (lane < pairs) r.members[first + __popc(same & ((1u << lane) - 1))] = lane;
-    if (leads) r.groups[group] = {id, first, __popc(same), 0};
-    for (int i = __popc(leaders) + lane; i < r.group_count; i += 32) r.groups[i] = {};
-  }
-
   __device__ __forceinline__ void place(int pairs, int lane) const {
     for (int first = 0; first < pairs; first += 32) {
       const int pair = first + lane;
@@ -159,7 +136,6 @@ __global__ void __launch_bounds__(kRouteThreads) route(const Routing routing) {
   __shared__ int32_t counts[LS_DENSE_MOE_MAX_EXPERTS];
   __shared__ uint32_t of_warps[kRouteWarps];
   __shared__ bool last;
-  const List list = {routing, ids, counts, of_warps};
   const int row = blockIdx.x * kRouteWarps + threadIdx.x / 32;
   // What comes next begins with weights, and waits for all of this.
   pdl::launch_dependents();
@@ -171,16 +147,11 @@ __global__ void __launch_bounds__(kRouteThreads) route(const Routing routing) {
     if (lane < top_k) {
       weights[lane] = choice.weight;
       routing.chosen[row * top_k + lane] = choice.expert;
-      if (list.is_short()) ids[row * top_k + lane] = uint16_t(choice.expert);
       if (routing.routes != nullptr) routing.routes[row * routing.routes_stride + lane] = choice.expert;
     }
     if (lane == 0) weights[top_k] = choice.shared;
   }
   __syncthreads();
-  if (list.is_short()) {
-    if (threadIdx.x < 32) list.run_short(threadIdx.x);
-    return;
-  }
   if (gridDim.x > 1) {
     if (threadIdx.x == 0) {
       last = add_acquire_release(routing.arrived, 1) == gridDim.x - 1;
@@ -189,7 +160,7 @@ __global__ void __launch_bounds__(kRouteThreads) route(const Routing routing) {
     __syncthreads();
     if (!last) return;
   }
-  list.run();
+  List{routing, ids, counts, of_warps}.run();
 }
 
 }  // namespace lockstep::dense

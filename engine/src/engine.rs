@@ -258,6 +258,14 @@ impl<B: EngineBackend, A: Activation> Engine<B, A> {
         &self.total
     }
 
+    /// The same with what was read so far of requests that are not finished.
+    pub fn stats_so_far(&self) -> Stats {
+        let mut all = self.total.clone();
+        let jobs = self.waiting.iter().chain(self.live.iter().map(|live| &live.job));
+        jobs.for_each(|job| all.add(&job.stats));
+        all
+    }
+
     /// See [`Core::distinct_experts`].
     pub fn distinct_experts(&self) -> Result<Option<f64>> {
         self.core.distinct_experts()

@@ -48,6 +48,27 @@ impl Stats {
         }
     }
 
+    /// What was counted since `earlier`, counts of the same requests.
+    pub fn since(&self, earlier: &Stats) -> Stats {
+        let positions = |all: &[usize], earlier: &[usize]| {
+            let earlier = earlier.iter().chain(std::iter::repeat(&0));
+            all.iter().zip(earlier).map(|(all, earlier)| all - earlier).collect()
+        };
+        Stats {
+            prefilled: self.prefilled - earlier.prefilled,
+            generated: self.generated - earlier.generated,
+            rounds: self.rounds - earlier.rounds,
+            drafted: positions(&self.drafted, &earlier.drafted),
+            reached: positions(&self.reached, &earlier.reached),
+            accepted: positions(&self.accepted, &earlier.accepted),
+        }
+    }
+
+    /// Drafts per decode round, verified ones.
+    pub fn draft_length(&self) -> f64 {
+        ratio(self.drafted.iter().sum(), self.rounds)
+    }
+
     /// Tokens per decode round: 1 without speculation. (A prompt's pass emits one more token.)
     pub fn accept_length(&self) -> f64 {
         ratio(self.rounds + self.accepted.iter().sum::<usize>(), self.rounds)
@@ -143,6 +164,8 @@ mod tests {
         sum.add(&s);
         assert_eq!(sum.drafted, [8, 8, 8]);
         assert_eq!(sum.to_string(), "10 rounds, accept length 2.00, by position 75 % / 33 % / 100 %");
+        assert_eq!((sum.since(&s), s.since(&Stats::default())), (s.clone(), s.clone()));
+        assert_eq!((s.draft_length(), Stats::default().draft_length()), (12.0 / 5.0, 0.0));
         let json = serde_json::to_value(Rates::from(&s)).unwrap();
         assert_eq!(
             (&json["rounds"], &json["accept_length"], &json["acceptance"][0]),

@@ -15,6 +15,7 @@ use crate::{
     cache::{Limits, MAX_DRAFTS},
     draft::{DraftLength, Drafter, Mtp, Oracle, Plain, Right},
     model::{Context, EngineBackend, Model},
+    stats::Stats,
 };
 use kernels_core::{Activation, philox};
 use std::{
@@ -118,15 +119,12 @@ impl Plan {
         self.accept.map(|length| (((4.0 * length - 3.0).max(0.0).sqrt() - 1.0) / 2.0) as f32)
     }
 
-    /// Tokens of a round in the long run: a draft counts if all before it are right, too.
-    fn expected(&self, length: &DraftLength) -> Option<f64> {
-        match length {
-            DraftLength::Fixed(drafts) => {
-                let rate = f64::from(self.rate()?);
-                Some((0..=*drafts).map(|right| rate.powi(right as i32)).sum())
-            }
-            _ => None,
-        }
+    /// Tokens of a round in the long run, with drafts as in these rounds: one counts if all before it are right, too.
+    fn expected(&self, stats: &Stats) -> Option<f64> {
+        let rate = f64::from(self.rate()?);
+        let likely =
+            stats.drafted.iter().zip(1..).map(|(rounds, position)| *rounds as f64 * rate.powi(position));
+        Some(1.0 + likely.sum::<f64>() / stats.rounds as f64)
     }
 
     fn prompts(&self, batch: usize, vocab: usize) -> Vec<Request> {
@@ -288,7 +286,7 @@ impl Run {
         }
         let events = engine.settle()?;
         self.take(events)?;
-        let (before, started) = (engine.times(), Instant::now());
+        let (before, counted, started) = (engine.times(), engine.stats_so_far(), Instant::now());
         let mut tokens = 0;
         for _ in 0..plan.rounds {
             let events = engine.step()?;
@@ -297,13 +295,14 @@ impl Run {
         let events = engine.settle()?;
         tokens += self.take(events)?;
         let wall = started.elapsed();
-        let after = engine.times();
+        let (after, counted) = (engine.times(), engine.stats_so_far().since(&counted));
         Ok(Point {
             batch,
             drafts: length.clone(),
             rounds: plan.rounds,
             tokens,
-            expected: plan.expected(length),
+            draft_length: counted.draft_length(),
+            expected: plan.expected(&counted),
             wall,
             target: after.target - before.target,
             draft: after.draft - before.draft,

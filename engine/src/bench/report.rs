@@ -75,7 +75,9 @@ pub struct Point {
     pub rounds: usize,
     /// Tokens that they brought, of all sequences.
     pub tokens: usize,
-    /// Tokens of a sequence and round in the long run, where acceptance is simulated and the number of drafts fixed.
+    /// Drafts of a sequence and round, on the average.
+    pub draft_length: f64,
+    /// Tokens of a sequence and round in the long run, where acceptance is simulated.
     pub expected: Option<f64>,
     /// On the host's clock.
     pub wall: Duration,
@@ -97,6 +99,14 @@ impl Point {
         self.tokens as f64 / self.wall.as_secs_f64()
     }
 
+    /// `auto` says what it picked.
+    fn drafts_in_words(&self) -> String {
+        match self.drafts {
+            DraftLength::Fixed(drafts) => drafts.to_string(),
+            _ => format!("{} {:.1}", self.drafts, self.draft_length),
+        }
+    }
+
     /// Tokens of a sequence and round.
     pub fn accept_length(&self) -> f64 {
         self.tokens as f64 / (self.rounds * self.batch) as f64
@@ -105,7 +115,7 @@ impl Point {
 
 impl Serialize for Point {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        let mut fields = s.serialize_struct("Point", 11)?;
+        let mut fields = s.serialize_struct("Point", 12)?;
         fields.serialize_field("batch", &self.batch)?;
         fields.serialize_field("drafts", &self.drafts.to_string())?;
         fields.serialize_field("rounds", &self.rounds)?;
@@ -114,6 +124,7 @@ impl Serialize for Point {
         fields.serialize_field("target_ms", &self.ms(self.target))?;
         fields.serialize_field("draft_ms", &self.ms(self.draft))?;
         fields.serialize_field("accept_length", &self.accept_length())?;
+        fields.serialize_field("draft_length", &self.draft_length)?;
         fields.serialize_field("expected_accept_length", &self.expected)?;
         fields.serialize_field("tokens_per_second", &self.tokens_per_second())?;
         fields.serialize_field("distinct_experts", &self.experts)?;
@@ -212,7 +223,7 @@ impl fmt::Display for Report {
         writeln!(f, "; prompts {:.0} tokens/s, {tera:.1} TFLOP/s of weights", self.prefill)?;
         writeln!(
             f,
-            "{:>5}  {:>6}  {:>8}  {:>8}  {:>8}  {:>8}  {:>6}  {:>9}  {:>8}  {:>8}  {:>8}  {:>7}  {:>7}",
+            "{:>5}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  {:>6}  {:>9}  {:>8}  {:>8}  {:>8}  {:>7}  {:>7}",
             "batch",
             "drafts",
             "ms/round",
@@ -232,9 +243,9 @@ impl fmt::Display for Report {
             let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".into());
             writeln!(
                 f,
-                "{:>5}  {:>6}  {:>8.3}  {:>8.3}  {:>8.3}  {:>8.3}  {:>6.2}  {:>9.1}  {:>8}  {:>8}  {:>8}  {:>7}  {:>7}",
+                "{:>5}  {:>8}  {:>8.3}  {:>8.3}  {:>8.3}  {:>8.3}  {:>6.2}  {:>9.1}  {:>8}  {:>8}  {:>8}  {:>7}  {:>7}",
                 p.batch,
-                p.drafts,
+                p.drafts_in_words(),
                 p.ms(p.wall),
                 p.ms(p.target),
                 p.ms(p.draft),
@@ -269,6 +280,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::Stats;
 
     /// The published 27B: 51.24 GB a step, 144 MiB of state; 35B-A3B reads 8 of 256 experts.
     #[test]
@@ -294,6 +306,7 @@ mod tests {
             drafts: DraftLength::Fixed(drafts),
             rounds: 3,
             tokens,
+            draft_length: drafts as f64,
             expected,
             wall: Duration::from_millis(3 * ms),
             target: Duration::ZERO,
@@ -320,14 +333,16 @@ mod tests {
         assert_eq!(report.expected_speed_up(&report.points[0]), Some(1.0));
         let json = serde_json::to_value(drafted).expect("a point");
         assert_eq!((&json["expected_accept_length"], &json["accept_length"]), (&2.5.into(), &2.0.into()));
-        // Its chance is 0.8229: 1 + r + r^2 = 2.5.
-        for (drafts, tokens) in [(0, 1.0), (1, 1.8229), (2, 2.5), (3, 3.0572)] {
-            let long = plan.expected(&DraftLength::Fixed(drafts)).expect("it is simulated");
-            assert!((long - tokens).abs() < 1e-4, "{drafts} drafts: {long}");
+        // Its chance is 0.8229: 1 + r + r^2 = 2.5. The last of these took two drafts in every other round.
+        let drafted: [(&[usize], _); 5] =
+            [(&[], 1.0), (&[6], 1.8229), (&[6, 6], 2.5), (&[6, 6, 6], 3.0572), (&[6, 3], 2.1614)];
+        let rounds = |drafted: &[usize]| Stats { rounds: 6, drafted: drafted.to_vec(), ..Stats::default() };
+        for (drafted, tokens) in drafted {
+            let long = plan.expected(&rounds(drafted)).expect("it is simulated");
+            assert!((long - tokens).abs() < 1e-4, "{drafted:?}: {long}");
         }
-        assert_eq!(plan.expected(&DraftLength::Auto), None);
         // An unknown chance has no long run.
-        assert_eq!(Plan { accept: None, ..plan }.expected(&DraftLength::Fixed(2)), None);
+        assert_eq!(Plan { accept: None, ..plan }.expected(&rounds(&[6, 6])), None);
         assert_eq!(report.expected_speed_up(&point(2, 12, 16, None)), None);
     }
 }

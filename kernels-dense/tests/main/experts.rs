@@ -17,7 +17,7 @@ use kernels_testkit::{
     compare::assert_same_bits,
     guard::{Guarded, poison},
     rng::Rng,
-    runner::stride,
+    runner::{sanitized, stride},
 };
 
 /// Weights with poison between their rows and experts, and a workspace that all launches share.
@@ -174,11 +174,12 @@ pub(crate) fn rows_are_single_rows<B: Place>(queue: &B::Queue) {
     calm(|| {
         for problem in problems::<B>() {
             let MoeProblem { hidden: h, top_k, .. } = problem;
-            let mut counts = vec![2, 3, 7, 8, 9, 12, 16, 17, 20];
-            if !B::GENERAL {
-                counts.extend([31, 32, 33, 48, 64, 65, 100, 256, 300]);
-            }
-            let counts: Vec<usize> = counts.into_iter().step_by(stride(9)).collect();
+            // Nine rows of one expert are two groups.
+            let counts: &[usize] = match (B::GENERAL, sanitized()) {
+                (true, _) => &[2, 3, 7, 8, 9, 12, 16, 17, 20],
+                (false, true) => &[2, 9],
+                _ => &[2, 3, 7, 8, 9, 12, 16, 17, 20, 31, 32, 33, 48, 64, 65, 100, 256, 300],
+            };
             let most = counts[counts.len() - 1];
             let mut mix = Mix::<B>::random(queue, problem);
             let (x, before) = (rows_of(most, h, 1), rows_of(most, h, 2));
@@ -190,7 +191,7 @@ pub(crate) fn rows_are_single_rows<B: Place>(queue: &B::Queue) {
                 routes.extend(route);
             }
             assert!(alone.iter().all(|y| y.is_finite()), "{problem:?}: something else was read");
-            for count in counts {
+            for &count in counts {
                 let (got, ids) = mix.run(&before[..count * h], &x[..count * h], |op| op);
                 let what = format!("{count} rows, {problem:?}");
                 assert_same_bits(&what, &got, &alone[..count * h]);

@@ -133,8 +133,8 @@ mod cuda {
     pub(super) fn all(bench: &mut Bench) {
         let mut ratios = Vec::new();
         for (model, channels) in MODELS {
-            for rows in [1, 2, 4, 8] {
-                for sequences in [1, 2, 4, 8, 16, 32, 64] {
+            for rows in [1, 2, 3, 4, 8] {
+                for sequences in [1, 2, 4, 8, 16, 32, 64, 128] {
                     ratios.extend(verify(bench, model, channels, sequences, rows));
                 }
             }

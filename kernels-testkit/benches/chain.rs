@@ -21,10 +21,9 @@ use kernels_testkit::bench::Bench;
 use operands::{Operands, Pool, grow};
 use rounds::Rounds;
 
-const MODEL: &str = "qwen3.5-27b";
+/// With their value heads.
+const MODELS: [(&str, usize); 2] = [("qwen3.5-27b", 48), ("qwen3.5-35b-a3b", 32)];
 const K_HEADS: usize = 16;
-const V_HEADS: usize = 48;
-const CHANNELS: usize = (2 * K_HEADS + V_HEADS) * 128;
 const TAPS: usize = 4;
 const FLUSH_AFTER: usize = 4;
 
@@ -36,11 +35,11 @@ struct Plans {
 }
 
 impl Plans {
-    fn new(sequences: usize, rows: usize, device: &DeviceInfo) -> Self {
+    fn new(v_heads: usize, sequences: usize, rows: usize, device: &DeviceInfo) -> Self {
         let conv = kernels_conv::Problem {
             sequences,
             rows: sequences * rows,
-            channels: CHANNELS,
+            channels: (2 * K_HEADS + v_heads) * 128,
             width: TAPS,
             slots: sequences,
             ring_rows: slots::conv_ring_rows(TAPS, rows),
@@ -53,14 +52,14 @@ impl Plans {
             rows: sequences * rows,
             max_rows: rows,
             k_heads: K_HEADS,
-            v_heads: V_HEADS,
+            v_heads,
             k_dim: 128,
             v_dim: 128,
             slots: sequences,
             journal_rows: slots::journal_rows(FLUSH_AFTER, rows),
             flush_after: FLUSH_AFTER,
         };
-        let norm = GatedNormProblem { rows: sequences * rows, heads: V_HEADS, head_dim: 128, eps: 1e-6 };
+        let norm = GatedNormProblem { rows: sequences * rows, heads: v_heads, head_dim: 128, eps: 1e-6 };
         Plans {
             conv: kernels_conv::Verify::plan(conv, device).expect("a valid problem"),
             gdn: kernels_gdn::Verify::plan(gdn, device).expect("a valid problem"),
@@ -68,12 +67,16 @@ impl Plans {
         }
     }
 
+    fn channels(&self) -> usize {
+        self.conv.problem().channels
+    }
+
     /// The recurrence's bytes; the convolution's inputs, outputs, new ring rows, history and taps; the norm's
     /// inputs, gates, outputs and weights.
     fn bytes(&self, rounds: &Rounds) -> u64 {
         let p = self.gdn.problem();
-        let conv = 2 * CHANNELS * (3 * p.rows + (TAPS - 1) * p.sequences + TAPS);
-        let norm = 2 * 3 * p.rows * V_HEADS * 128 + 4 * 128;
+        let conv = 2 * self.channels() * (3 * p.rows + (TAPS - 1) * p.sequences + TAPS);
+        let norm = 2 * 3 * p.rows * p.v_heads * 128 + 4 * 128;
         rounds.verify_bytes(p) + (conv + norm) as u64
     }
 }
@@ -104,38 +107,41 @@ struct Chain<B: Backend> {
 
 impl<B: GdnBackend + ConvBackend + DenseBackend> Chain<B> {
     fn new(queue: &B::Queue, memory: &mut Memory<B>, plans: &Plans, copies: usize, rounds: &Rounds) -> Self {
-        let p = plans.conv.problem();
-        grow::<B, bf16>(queue, &mut memory.x, copies * p.rows * CHANNELS);
-        grow::<B, bf16>(queue, &mut memory.ring, copies * p.slots * p.ring_rows * CHANNELS);
-        grow::<B, bf16>(queue, &mut memory.weight, copies * CHANNELS * TAPS);
-        grow::<B, bf16>(queue, &mut memory.gate, copies * p.rows * V_HEADS * 128);
+        let (p, v_width) = (plans.conv.problem(), plans.gdn.problem().v_heads * 128);
+        grow::<B, bf16>(queue, &mut memory.x, copies * p.rows * p.channels);
+        grow::<B, bf16>(queue, &mut memory.ring, copies * p.slots * p.ring_rows * p.channels);
+        grow::<B, bf16>(queue, &mut memory.weight, copies * p.channels * TAPS);
+        grow::<B, bf16>(queue, &mut memory.gate, copies * p.rows * v_width);
         Chain {
             gdn: Operands::new(queue, &mut memory.gdn, *plans.gdn.problem(), copies, rounds),
             faults: B::zeros(queue, p.slots + 1).expect("a few numbers"),
-            normed: B::zeros(queue, p.rows * V_HEADS * 128).expect("rows of one call"),
+            normed: B::zeros(queue, p.rows * v_width).expect("rows of one call"),
             norm_weight: B::upload(queue, &[1.0; 128]).expect("a few numbers"),
         }
     }
 
     /// Enqueues call number `call` of all.
     fn run(&mut self, queue: &B::Queue, memory: &mut Memory<B>, plans: &Plans, call: usize) -> Result<()> {
-        let p = plans.conv.problem();
+        let (p, v_heads) = (plans.conv.problem(), plans.gdn.problem().v_heads);
         let (copy, round) = (call % self.gdn.copies, call % self.gdn.rounds);
         let part = |len: usize| copy * len..(copy + 1) * len;
-        let (rows, ring) = (p.rows * CHANNELS, p.slots * p.ring_rows * CHANNELS);
+        let (rows, ring) = (p.rows * p.channels, p.slots * p.ring_rows * p.channels);
         let start = round * p.sequences..(round + 1) * p.sequences;
         let mut mixed = B::view_mut(&mut memory.gdn.mixed);
         let mut rings = B::view_mut(&mut memory.ring);
         plans.conv.run(
             queue,
             kernels_conv::Args::<B> {
-                out: TensorMut::new(B::slice_mut(&mut mixed, part(rows)), [p.rows, CHANNELS]),
-                ring: TensorMut::new(B::slice_mut(&mut rings, part(ring)), [p.slots, p.ring_rows, CHANNELS]),
+                out: TensorMut::new(B::slice_mut(&mut mixed, part(rows)), [p.rows, p.channels]),
+                ring: TensorMut::new(
+                    B::slice_mut(&mut rings, part(ring)),
+                    [p.slots, p.ring_rows, p.channels],
+                ),
                 faults: TensorMut::of(&mut self.faults, [p.slots + 1]),
-                x: Tensor::new(B::slice(&B::view(&memory.x), part(rows)), [p.rows, CHANNELS]),
+                x: Tensor::new(B::slice(&B::view(&memory.x), part(rows)), [p.rows, p.channels]),
                 weight: Tensor::new(
-                    B::slice(&B::view(&memory.weight), part(CHANNELS * TAPS)),
-                    [CHANNELS, TAPS],
+                    B::slice(&B::view(&memory.weight), part(p.channels * TAPS)),
+                    [p.channels, TAPS],
                 ),
                 bias: None,
                 rows: Rows {
@@ -147,8 +153,8 @@ impl<B: GdnBackend + ConvBackend + DenseBackend> Chain<B> {
         )?;
         drop((mixed, rings));
         self.gdn.with(&mut memory.gdn, call, |args| plans.gdn.run(queue, args))?;
-        let heads = [p.rows, V_HEADS, 128];
-        let part = part(p.rows * V_HEADS * 128);
+        let heads = [p.rows, v_heads, 128];
+        let part = part(p.rows * v_heads * 128);
         plans.norm.run(
             queue,
             GatedNormArgs::<B> {
@@ -168,10 +174,11 @@ fn main() {
         return cuda(&mut bench);
     }
     let mut memory = Memory::<Cpu>::new(&());
-    let plans = Plans::new(1, 4, &DeviceInfo::cpu());
+    let (model, v_heads) = MODELS[0];
+    let plans = Plans::new(v_heads, 1, 4, &DeviceInfo::cpu());
     let rounds = Rounds::simulate(1, 4, FLUSH_AFTER, 64);
     let mut chain = Chain::new(&(), &mut memory, &plans, 1, &rounds);
-    let id = format!("gdn/chain/{MODEL}/b1/t4");
+    let id = format!("gdn/chain/{model}/b1/t4");
     let mut call = 0..;
     bench.cpu(&id, plans.bytes(&rounds), || {
         let call = call.next().expect("it has no end");
@@ -187,9 +194,11 @@ fn cuda(bench: &mut Bench) {
     let device = bench.device().expect("there is one");
     let (queue, info) = (device.queue.clone(), device.info.clone());
     let mut memory = Memory::<Cuda>::new(&queue);
-    for sequences in [1, 8, 32, 64] {
-        for rows in [1, 3, 4] {
-            let plans = Plans::new(sequences, rows, &info);
+    for (model, v_heads) in MODELS {
+        for (sequences, rows) in
+            [1, 2, 4, 8, 16, 32, 64, 128].into_iter().flat_map(|b| [1, 2, 3, 4, 8].map(|t| (b, t)))
+        {
+            let plans = Plans::new(v_heads, sequences, rows, &info);
             let one = plans.bytes(&Rounds::settled(sequences)) as usize;
             let needed = copies(bench.device().expect("there is one"), one);
             let count = needed.max(16).max(256 / sequences);
@@ -200,7 +209,7 @@ fn cuda(bench: &mut Bench) {
                 norm: plans.norm.clone().overlapping(true),
             };
             for (op, plans) in [("chain", &plans), ("chain-overlapping", &early)] {
-                let id = format!("gdn/{op}/{MODEL}/b{sequences}/t{rows}");
+                let id = format!("gdn/{op}/{model}/b{sequences}/t{rows}");
                 // Made at the first call: an id that the command line leaves out has none.
                 let mut chain = None;
                 bench.cuda(&id, plans.bytes(&rounds), count, |call| {

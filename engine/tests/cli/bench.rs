@@ -43,6 +43,19 @@ fn writes_json() {
 }
 
 #[test]
+fn the_long_run_goes_by_drafts_that_were_verified() {
+    let output = lockstep(&[&QUICK[..], &["--draft", "1", "--simulate-accept", "2.43", "--json"]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: serde_json::Value = serde_json::from_str(&text(&output.stdout)).expect("JSON");
+    let [plain, drafted] = [0, 1].map(|point| &report["points"][point]);
+    assert_eq!((&plain["draft_length"], &drafted["draft_length"]), (&0.0.into(), &1.0.into()));
+    assert_eq!(plain["expected_accept_length"], 1.0);
+    // Each draft is right with a chance of r, where 1 + r + r^2 = 2.43.
+    let long = drafted["expected_accept_length"].as_f64().expect("it is simulated");
+    assert!((long - 1.79615).abs() < 1e-4, "{long}");
+}
+
+#[test]
 fn refuses_numbers_that_cannot_work() {
     refused_with(&["bench", "--rounds", "0"], &["`rounds` is 0", "at least 1"]);
     refused_with(&["bench", "--draft", "16"], &["`drafts` is 16", "at most 15"]);

@@ -71,7 +71,7 @@ pub(crate) fn run(options: Options) -> Result<()> {
         println!("  {name}");
     }
     println!(
-        "on the GPU host, in the repository's folder: {into}/run.sh [tests|cases|benches|examples|sanitize|all] [FILTER]"
+        "on the GPU host, in the repository's folder: {into}/run.sh [tests|benches|examples|sanitize|all] [FILTER]"
     );
     if bytes > BUDGET {
         bail!("{into}/bin.tar.xz has {bytes} bytes, its budget is {BUDGET}; pack fewer with --package");

@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
 # Runs the packed tests, benches and examples on a machine with a GPU and without Rust.
 #
-#   pack/run.sh [tests|cases|benches|examples|sanitize|all] [FILTER] [-- ARGUMENTS...]
+#   pack/run.sh [tests|benches|examples|sanitize|all] [FILTER] [-- ARGUMENTS...]
 #
 # Start it in the repository's folder: tests read assets/ there. FILTER picks executables by a part of their
-# name; ARGUMENTS go to each of them (of cases: a part of their names). Results are written to $OUT, or to
+# name; ARGUMENTS go to each of them (under a sanitizer: a part of cases' names). Results are written to $OUT, or to
 # ./out, as they come: summary.txt, failed.txt, kernels.json after benches, and results.tar.gz with every log.
 #
-# `cases` has a process for each case that is for a GPU, LOCKSTEP_JOBS (4) at once, which is sooner done than `tests`: most of
-# them wait for references of the CPU. So has `sanitize`, where with many more jobs each waits for the GPU's turns.
+# A sanitizer has a process for each case, LOCKSTEP_JOBS (4) at once: with many more each waits for the GPU's turns.
 # LOCKSTEP_TIMEOUT (300): seconds of an executable, or of such a case. LOCKSTEP_SECONDS (3600): of all cases; none is
 # begun after them.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 what=tests filter=
-case "${1:-}" in tests | cases | benches | examples | sanitize | all) what=$1 && shift ;; esac
+case "${1:-}" in tests | benches | examples | sanitize | all) what=$1 && shift ;; esac
 if [[ $# -gt 0 && $1 != -- ]]; then filter=$1 && shift; fi
 if [[ $# -gt 0 && $1 == -- ]]; then shift; elif [[ $# -gt 0 ]]; then echo "unknown argument: $1" >&2 && exit 2; fi
 
@@ -72,13 +71,12 @@ run() {
   printf '%s\t%s\t%s s\t%s\n' "$name" "$counts" "$((SECONDS - started))" "$verdict" >>"$work/rows"
   save
 }
-# apart TOOL EXECUTABLE [PART]: one row of the summary, of all cases for a GPU with PART in their names; TOOL may be `cases`,
-# which is none
-apart() {
+# sanitize TOOL EXECUTABLE [PART]: one row of the summary, of all cases for a GPU with PART in their names
+sanitize() {
   local name started=$SECONDS verdict=ok reported passed failed left
   name="$1 $(basename "$2")"
   echo "== $name"
-  export tool=$1 exe=$2 limit sanitizer=${sanitizer:-} work deadline
+  export tool=$1 exe=$2 limit sanitizer work deadline
   "$2" --list 2>/dev/null | sed -n 's/^\[cuda\] \(.*\): test$/\1/p' | grep -F -- "${3:-}" |
     xargs -r -d '\n' -P "${LOCKSTEP_JOBS:-4}" -I CASE bash -c 'one "$1"' - CASE >"$work/cases"
   passed=$(grep -c '^passed' "$work/cases") failed=$(grep -c '^failed' "$work/cases")
@@ -96,12 +94,11 @@ apart() {
 # One case of them: passed, failed or left out for want of time.
 one() {
   if [[ $(date +%s) -ge $deadline ]]; then echo "left $1" && return; fi
-  local log=$work/logs/$tool-$(basename "$exe")-${1//[^a-z0-9_]/-}.txt rc said=clean watch=()
-  if [[ $tool != cases ]]; then watch=("$sanitizer" --tool "$tool" --error-exitcode 9); fi
-  timeout "$limit" "${watch[@]}" "$exe" "$1" --exact >"$log" 2>&1
+  local log=$work/logs/$tool-$(basename "$exe")-${1//[^a-z0-9_]/-}.txt rc said=clean
+  timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$exe" "$1" --exact >"$log" 2>&1
   rc=$?
   # A tool that was ended says nothing, and racecheck's warnings do not change its status.
-  if [[ $tool != cases ]] && ! grep -q SUMMARY "$log"; then said=unfinished; fi
+  if ! grep -q SUMMARY "$log"; then said=unfinished; fi
   if grep SUMMARY "$log" | grep -qvE 'SUMMARY: 0 (errors|hazards)'; then said=reported; fi
   if [[ $rc -eq 0 && $said == clean ]] && grep -q '^test result: ok. 1 passed' "$log"; then
     echo "passed $1"
@@ -118,15 +115,12 @@ fi
 if [[ $what == examples || $what == all ]]; then
   for exe in $(each examples); do run "example $(basename "$exe")" "$exe" "$@"; done
 fi
-if [[ $what == cases ]]; then
-  for exe in $(each tests); do apart cases "$exe" "$@"; done
-fi
 if [[ $what == sanitize ]]; then
   export LOCKSTEP_SANITIZED=1
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
   if [[ -z $sanitizer ]]; then echo "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin" >&2 && exit 3; fi
   for tool in ${LOCKSTEP_SANITIZERS:-memcheck racecheck synccheck initcheck}; do
-    for exe in $(each tests); do apart "$tool" "$exe" "$@"; done
+    for exe in $(each tests); do sanitize "$tool" "$exe" "$@"; done
   done
 fi
 if [[ $what == benches || $what == all ]]; then

@@ -49,7 +49,7 @@ impl Stats {
     }
 
     /// What was counted since `earlier`, counts of the same requests.
-    pub fn since(&self, earlier: &Stats) -> Stats {
+    pub(crate) fn since(&self, earlier: &Stats) -> Stats {
         let positions = |all: &[usize], earlier: &[usize]| {
             let earlier = earlier.iter().chain(std::iter::repeat(&0));
             all.iter().zip(earlier).map(|(all, earlier)| all - earlier).collect()

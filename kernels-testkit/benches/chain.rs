@@ -67,15 +67,11 @@ impl Plans {
         }
     }
 
-    fn channels(&self) -> usize {
-        self.conv.problem().channels
-    }
-
     /// The recurrence's bytes; the convolution's inputs, outputs, new ring rows, history and taps; the norm's
     /// inputs, gates, outputs and weights.
     fn bytes(&self, rounds: &Rounds) -> u64 {
-        let p = self.gdn.problem();
-        let conv = 2 * self.channels() * (3 * p.rows + (TAPS - 1) * p.sequences + TAPS);
+        let (p, channels) = (self.gdn.problem(), self.conv.problem().channels);
+        let conv = 2 * channels * (3 * p.rows + (TAPS - 1) * p.sequences + TAPS);
         let norm = 2 * 3 * p.rows * p.v_heads * 128 + 4 * 128;
         rounds.verify_bytes(p) + (conv + norm) as u64
     }

@@ -7,13 +7,7 @@ use crate::{
 };
 use kernels_core::{Backend, Cuda, DType, DeviceInfo, Result, Tensor, TensorMut, bf16};
 use kernels_dense::*;
-use kernels_testkit::{
-    compare::assert_same_bits,
-    device::Device,
-    guard::poison,
-    rng::Rng,
-    runner::{sanitized, stride},
-};
+use kernels_testkit::{compare::assert_same_bits, device::Device, guard::poison, rng::Rng, runner::stride};
 
 type Memory<T> = <Cuda as Backend>::Memory<T>;
 
@@ -23,13 +17,13 @@ pub(crate) fn grids_share_their_bits(device: &Device) {
     for problem in problems::<Cuda>() {
         let h = problem.hidden;
         let mut mix = Mix::<Cuda>::random(&device.queue, problem);
-        for &rows in if sanitized() { &[9][..] } else { &[1, 5, 8, 40, 130] } {
+        for rows in [8, 1, 5, 40, 130].into_iter().step_by(stride(5)) {
             let (x, before) = (rows_of(rows, h, 11), rows_of(rows, h, 12));
             let early = |grid: MoeGrid| MoeGrid { path: Path::Sm80, ..grid };
             let want = mix.run(&before, &x, |op| op.with_grid(early));
             for path in [Path::Sm80, Path::Sm90] {
                 for columns in [8, 16, 32] {
-                    for &rows_at_once in if sanitized() { &[7][..] } else { &[1, 7, 64, 130] } {
+                    for rows_at_once in [7, 1, 64, 130].into_iter().step_by(stride(4)) {
                         let grid = MoeGrid { path, columns, rows_at_once };
                         let got = mix.run(&before, &x, |op| {
                             let op = op.with_grid(|_| grid).overlapping(plans % 2 == 0);
@@ -48,7 +42,7 @@ pub(crate) fn grids_share_their_bits(device: &Device) {
     let problem = problems::<Cuda>()[0];
     let h = problem.hidden;
     let mut mix = Mix::<Cuda>::random(&device.queue, problem);
-    let (rows, at_once) = if sanitized() { (40, 16) } else { (2500, 300) };
+    let (rows, at_once) = (2500 / stride(62), 300 / stride(18));
     let (x, before) = (rows_of(rows, h, 13), rows_of(rows, h, 14));
     let want = mix.run(&before, &x, |op| op.with_grid(|grid| MoeGrid { rows_at_once: at_once, ..grid }));
     let got = mix.run(&before, &x, |op| op);

@@ -16,7 +16,7 @@ typedef struct ls_core_product_params {
   int32_t m;      /* multiple of 64                                              */
   int32_t n;      /* multiple of tile_n                                          */
   int32_t k;      /* multiple of 16                                              */
-  int32_t tile_n; /* columns of one instruction: 8, 16, 24, 32, 48, 64, 128 or 256; smxx: 8 */
+  int32_t tile_n; /* columns of one instruction: 8, 16, 24, 32, 48, 64, 96, 128, 192 or 256; smxx: 8 */
   int32_t fp16;
 } ls_core_product_params;
 

@@ -176,7 +176,7 @@ mod cuda {
     pub(super) fn all(bench: &mut Bench) {
         for (model, shapes) in MODELS {
             for shape in shapes {
-                for rows in [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 1024] {
+                for rows in [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 192, 256, 1024] {
                     linear(bench, model, *shape, rows, false);
                     cublaslt(bench, model, *shape, rows);
                 }
@@ -185,7 +185,7 @@ mod cuda {
                 }
             }
             let k = if model.ends_with("27b") { 5120 } else { 2048 };
-            for rows in [1, 4, 8, 32, 64] {
+            for rows in [1, 4, 8, 32, 64, 96, 128, 256] {
                 head(bench, model, k, rows, false);
                 head(bench, model, k, rows, true);
             }

@@ -40,7 +40,7 @@ pub(crate) const ZEROED: usize = 4 * 2048;
 /// `LS_DENSE_MAX_BLOCKS`.
 const MAX_BLOCKS: usize = 1024;
 /// Rows of x that are computed together.
-const COLUMNS_SM90: [usize; 8] = [8, 16, 24, 32, 48, 64, 128, 256];
+const COLUMNS_SM90: [usize; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 const COLUMNS_SM80: [usize; 4] = [8, 16, 32, 64];
 
 /// Length of the contiguous segments of k, each of which is one chain of sums: a function of the weight's shape alone.
@@ -115,11 +115,13 @@ impl Stream {
         let columns: &[usize] = match (grid.path, self.form) {
             (Path::Sm80, Form::Gated) => &COLUMNS_SM80[..3],
             (Path::Sm80, _) => &COLUMNS_SM80,
-            (Path::Sm90, Form::Head) => &COLUMNS_SM90[..6],
+            (Path::Sm90, Form::Head) => &COLUMNS_SM90[..8],
             (Path::Sm90, _) => &COLUMNS_SM90,
         };
         let most = columns[columns.len() - 1];
-        stream.columns = columns.iter().copied().find(|c| *c >= self.rows).unwrap_or(most);
+        // As few readings of the weight as there can be, none of them of more columns than it needs.
+        let each = self.rows.div_ceil(self.rows.div_ceil(most).max(1));
+        stream.columns = columns.iter().copied().find(|c| *c >= each).unwrap_or(most);
         stream.grid.blocks = grid.blocks.min(stream.units()).clamp(1, MAX_BLOCKS);
         stream
     }
@@ -197,7 +199,13 @@ mod tests {
             for rows in 1..=1024 {
                 let s = stream(Form::Linear, rows, n, k);
                 assert_eq!(s.segment, segment(k, n));
-                assert!(s.grid.blocks <= s.units() && s.columns >= rows.min(256));
+                assert!(s.grid.blocks <= s.units());
+                assert_eq!(
+                    rows.div_ceil(s.columns),
+                    rows.div_ceil(256),
+                    "{rows} rows, {} at a time",
+                    s.columns
+                );
                 assert!(s.grid.tile_rows == 128 || rows <= 64);
             }
         }
@@ -233,7 +241,7 @@ mod tests {
         // One segment: accumulators that are handed on.
         assert_eq!(stream(Form::Linear, 64, 34816, 5120).workspace_bytes(), 8192 + 4 * 132 * 128 * 64);
         let head = stream(Form::Head, 100, 248_320, 5120);
-        assert_eq!((head.columns, head.workspace_bytes()), (64, 8192 + 4 * 132 * 128 * 64 + 8 * 132 * 64));
+        assert_eq!((head.columns, head.workspace_bytes()), (128, 8192 + 4 * 132 * 128 * 128 + 8 * 132 * 128));
     }
 
     #[test]

@@ -78,7 +78,9 @@ int32_t launch_product(const ls_core_product_params& p, ls_stream_t stream) {
     case 32: return with(product_wgmma<T, 32, kSteps>);
     case 48: return with(product_wgmma<T, 48, kSteps>);
     case 64: return with(product_wgmma<T, 64, kSteps>);
+    case 96: return with(product_wgmma<T, 96, kSteps>);
     case 128: return with(product_wgmma<T, 128, kSteps>);
+    case 192: return with(product_wgmma<T, 192, kSteps>);
     case 256: return with(product_wgmma<T, 256, kSteps>);
     default: return LS_ERR_UNSUPPORTED;
   }

@@ -6,7 +6,10 @@
 mod facts;
 mod patterns;
 
-pub use facts::{Fact, cpu_equals_cuda, facts, mma_equals_wgmma, zero_columns, zero_times_infinity};
+pub use facts::{
+    DEPTHS, Fact, cpu_equals_cuda, facts, mma_equals_wgmma, mma_equals_wgmma_of, zero_columns,
+    zero_times_infinity,
+};
 pub use patterns::Pattern;
 
 use crate::{Activation, Buffer, Cuda, DType, Error, Result, Tensor, TensorMut, sys};
@@ -20,7 +23,7 @@ pub enum Instruction {
     Mma,
     /// `wgmma.m64nNk16`, both operands in shared memory (compute capability 9.0 only)
     Wgmma {
-        /// N: 8, 16, 24, 32, 48, 64, 128 or 256.
+        /// N: 8, 16, 24, 32, 48, 64, 96, 128, 192 or 256.
         columns: usize,
     },
 }
@@ -44,7 +47,7 @@ pub fn product<A: Activation>(
     if !matches!(A::DTYPE, DType::Bf16 | DType::F16) {
         return Err(Error::Unsupported { op: OP, what: format!("type {}", A::DTYPE) });
     }
-    if ![8, 16, 24, 32, 48, 64, 128, 256].contains(&columns) {
+    if ![8, 16, 24, 32, 48, 64, 96, 128, 192, 256].contains(&columns) {
         return Err(Error::Unsupported { op: OP, what: format!("an instruction of {columns} columns") });
     }
     for (name, got, unit) in [("m", m, 64), ("n", n, columns), ("k", k, 16)] {

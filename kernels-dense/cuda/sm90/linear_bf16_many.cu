@@ -4,9 +4,13 @@
 namespace lockstep::dense::sm90 {
 template <Kind kKind>
 int32_t launch_wide(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
-  if (columns == 128) return launch_columns<128, 2, kKind, 1>(layer, blocks, programmatic, stream);
-  if (columns == 256) return launch_columns<256, 2, kKind, 1>(layer, blocks, programmatic, stream);
-  return LS_ERR_UNSUPPORTED;
+  switch (columns) {
+    case 96: return launch_columns<96, 2, kKind, 1>(layer, blocks, programmatic, stream);
+    case 128: return launch_columns<128, 2, kKind, 1>(layer, blocks, programmatic, stream);
+    case 192: return launch_columns<192, 2, kKind, 1>(layer, blocks, programmatic, stream);
+    case 256: return launch_columns<256, 2, kKind, 1>(layer, blocks, programmatic, stream);
+    default: return LS_ERR_UNSUPPORTED;
+  }
 }
 
 int32_t launch_many(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {

@@ -50,6 +50,35 @@ pub(crate) fn grids_share_their_bits(device: &Device) {
     }
 }
 
+/// Every number of rows that has a kernel of its own, by weights of one segment and of several.
+pub(crate) fn widths_share_their_bits(device: &Device) {
+    let early = |grid: Grid| Grid { path: Path::Sm80, ..grid };
+    let widths = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+    for epilogue in crate::bits::EPILOGUES {
+        for (n, k) in [(264, 136), (136, 1096)] {
+            let mut layer = Layer::<Cuda>::random(&device.queue, n, k, epilogue);
+            for rows in widths {
+                let (x, before) = (rows_of(rows, k, 21), rows_of(rows, n, 22));
+                let want = layer.run(&before, &x, |op| op.with_grid(early));
+                for tile_rows in [64, 128] {
+                    let got = layer.run(&before, &x, |op| op.with_grid(|grid| Grid { tile_rows, ..grid }));
+                    let what = format!("{rows} rows, tiles of {tile_rows}, {n} x {k}, {epilogue:?}");
+                    assert_same_bits(&what, &got, &want);
+                }
+            }
+        }
+    }
+    let (vocab, k) = (1032, 136);
+    let mut layer = Layer::<Cuda>::random(&device.queue, vocab, k, Epilogue::Store);
+    for rows in widths {
+        let x = rows_of(rows, k, 23);
+        let want = layer.head(&x, vocab - 9, true, |op| op.with_grid(early));
+        let got = layer.head(&x, vocab - 9, true, |op| op);
+        assert_same_bits(&format!("logits of {rows} rows"), &got.0.unwrap(), &want.0.unwrap());
+        assert_eq!(got.1, want.1, "{rows} rows");
+    }
+}
+
 /// Device memory of one layer, for launches that are captured or follow each other.
 struct Chain {
     x: <Cuda as Backend>::Memory<bf16>,

@@ -178,7 +178,7 @@ fn counts<B: Place>(n: usize) -> Vec<usize> {
     if sanitized() {
         return vec![1, 9, 17];
     }
-    let more = [96, 127, 128, 129, 255, 256, 257, 300, 512, 513, 777, 1000, 1024];
+    let more = [96, 97, 128, 129, 192, 193, 256, 257, 300, 512, 513, 777, 1000, 1024];
     let most = ((1 << 21) / n).min(1024);
     (1..=80).chain(more.into_iter().filter(|count| *count <= most)).collect()
 }
@@ -312,7 +312,7 @@ pub(crate) fn heads_choose_among_their_logits<B: Place>(queue: &B::Queue) {
                 assert!(logits[valid..].iter().all(|x| *x == f32::NEG_INFINITY), "row {row}");
             }
             assert_eq!((best[0], best[3], best[4], best[5]), (1, -1, 0, 1), "{vocab} x {k}");
-            for count in [1, 2, 7, 8, 9, 16, 20, 33, 48, 64, 65, 130].into_iter().filter(|c| *c <= most) {
+            for count in [1, 2, 7, 8, 9, 16, 20, 33, 48, 64, 65, 97, 130].into_iter().filter(|c| *c <= most) {
                 let (some, ids) = layer.head(&x[..count * k], valid, count % 2 == 1, |op| op);
                 assert_eq!(ids, best[..count], "{count} rows, {vocab} x {k}");
                 if let Some(some) = some {

@@ -170,6 +170,9 @@ fn main() {
     gpu!(suite, "cuda::layers::grids_share_their_bits", |device| {
         device_layers::grids_share_their_bits(device)
     });
+    gpu!(suite, "cuda::layers::widths_share_their_bits", |device| {
+        device_layers::widths_share_their_bits(device)
+    });
     gpu!(suite, "cuda::layers::layers_replay", |device| device_layers::layers_replay(device));
     gpu!(suite, "cuda::layers::layers_wait_for_a_slow_producer", |device| {
         device_layers::layers_wait_for_a_slow_producer(device)

@@ -212,6 +212,20 @@ mod tests {
     }
 
     #[test]
+    fn no_more_columns_than_a_reading_needs() {
+        let columns = |form, rows| stream(form, rows, 5120, 6144).columns;
+        for (rows, want) in [(1, 8), (64, 64), (65, 96), (97, 128), (129, 192), (192, 192), (193, 256)] {
+            assert_eq!(columns(Form::Linear, rows), want, "{rows} rows");
+        }
+        // Two readings of 150 rows, four of 250.
+        assert_eq!((columns(Form::Gated, 300), columns(Form::Gated, 1000)), (192, 256));
+        assert_eq!(
+            (columns(Form::Head, 96), columns(Form::Head, 192), columns(Form::Head, 300)),
+            (96, 96, 128)
+        );
+    }
+
+    #[test]
     fn grids_of_an_h200() {
         let grid = |rows, n, k| stream(Form::Linear, rows, n, k).grid;
         let sm90 = |tile_rows, blocks| Grid { path: Path::Sm90, tile_rows, blocks };

@@ -163,7 +163,7 @@ typedef struct ls_dense_linear_params {
   int32_t epilogue;           /* LS_DENSE_STORE, ...                                             */
   int32_t segment;            /* a multiple of 64                                                */
   int32_t columns;            /* rows of x computed together: 8, 16, 32, 64; sm90 24, 48, 96, 128,
-                               * 192, 256 too; smxx has at most 32 for SILU_MUL                */
+                               * 192, 256 too. Of SILU_MUL smxx has 32 at most                 */
   int32_t tile_rows;          /* sm90 only: 64 or 128 rows of the weight at a time; SILU_MUL has 128,
                                * half of them gate rows. Never changes a bit                     */
   int32_t blocks;             /* sm90 only: at most one for each (tile, segment). Never changes a bit */

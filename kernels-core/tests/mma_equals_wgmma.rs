@@ -12,11 +12,14 @@ use {
 fn main() {
     let mut suite = Suite::new();
     gpu!(suite, "mma_equals_wgmma", |device| {
-        let depths: &[usize] = if sanitized() { &[16, 64] } else { &selftest::DEPTHS };
-        let facts = selftest::mma_equals_wgmma_of(&device.queue, depths).unwrap();
+        let (facts, depths) = if sanitized() {
+            (selftest::mma_equals_wgmma_of(&device.queue, &[16, 64]).unwrap(), 2)
+        } else {
+            (selftest::mma_equals_wgmma(&device.queue).unwrap(), 5)
+        };
         if cfg!(kernels_sm90) && device.info.arch == Some(kernels_core::Arch::SM90) {
             let wgmma = facts.iter().filter(|f| f.name.contains("Wgmma")).count();
-            assert!(wgmma >= 2 * depths.len() * 6 * 10 * 3, "only {wgmma} comparisons with wgmma");
+            assert!(wgmma >= 2 * depths * 6 * 10 * 3, "only {wgmma} comparisons with wgmma");
         }
         summary("mma_equals_wgmma", &facts);
     });

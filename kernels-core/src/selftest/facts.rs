@@ -45,9 +45,7 @@ pub fn facts(on: &Arc<CudaStream>) -> Result<Vec<Fact>> {
     Ok(all)
 }
 
-/// The k of [`mma_equals_wgmma`].
-#[doc(hidden)]
-pub const DEPTHS: [usize; 5] = [16, 64, 256, 1024, 4096];
+const DEPTHS: [usize; 5] = [16, 64, 256, 1024, 4096];
 const COLUMNS: [usize; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 
 /// The instructions this device has.

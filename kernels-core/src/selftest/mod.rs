@@ -7,8 +7,7 @@ mod facts;
 mod patterns;
 
 pub use facts::{
-    DEPTHS, Fact, cpu_equals_cuda, facts, mma_equals_wgmma, mma_equals_wgmma_of, zero_columns,
-    zero_times_infinity,
+    Fact, cpu_equals_cuda, facts, mma_equals_wgmma, mma_equals_wgmma_of, zero_columns, zero_times_infinity,
 };
 pub use patterns::Pattern;
 

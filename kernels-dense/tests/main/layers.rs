@@ -178,7 +178,11 @@ fn counts<B: Place>(n: usize) -> Vec<usize> {
     if sanitized() {
         return vec![1, 9, 17];
     }
-    let more = [96, 97, 128, 129, 192, 193, 256, 257, 300, 512, 513, 777, 1000, 1024];
+    // A narrow weight has every number of rows and a prompt's; the columns go by that number alone.
+    if n <= 136 {
+        return (1..=1024).chain([4096]).collect();
+    }
+    let more = [96, 97, 127, 128, 129, 192, 193, 255, 256, 257, 300, 512, 513, 777, 1000, 1024];
     let most = ((1 << 21) / n).min(1024);
     (1..=80).chain(more.into_iter().filter(|count| *count <= most)).collect()
 }

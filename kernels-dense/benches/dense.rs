@@ -2,7 +2,10 @@
 //!
 //! Ids: `dense/OP/MODEL/NAME/rROWS`, `dense/moe/MODEL/rROWS`. Bytes are what must move at least once. On a GPU every
 //! call has a weight of its own, more in all than the L2 cache holds, and cublasLt multiplies the same operands in the
-//! same run (`dense/cublaslt/…`) where the library is there; the CPU backend is timed on weights that fit a laptop.
+//! same run where the library is there: `dense/cublaslt/…` with its first choice for the number of rows,
+//! `dense/cublaslt-pinned/…` with one algorithm for the weight. `dense/behind-norm/…` and
+//! `dense/cublaslt-behind-norm/…` (pinned) are a norm and the layer that reads it, as an engine launches them. The CPU
+//! backend is timed on weights that fit a laptop.
 
 use kernels_core::{Cpu, DType, DeviceInfo, Tensor, TensorMut, bf16};
 use kernels_dense::{
@@ -130,9 +133,14 @@ fn moe(bench: &mut Bench, rows: usize) {
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
-    use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig, sys::is_culib_present};
     use kernels_core::{Backend, Cuda};
-    use kernels_testkit::timing::copies;
+    use kernels_dense::{AddNorm, AddNormArgs, NormProblem};
+    use kernels_testkit::{
+        cublaslt::{CublasLt, Operands},
+        device::Device,
+        timing::copies,
+    };
+    use std::{cell::OnceCell, rc::Rc};
 
     /// The weights of a model, as they are read in a step.
     const MODELS: [(&str, &[Shape]); 2] = [
@@ -177,11 +185,17 @@ mod cuda {
         for (model, shapes) in MODELS {
             for shape in shapes {
                 for rows in [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 192, 256, 1024] {
-                    linear(bench, model, *shape, rows, false);
-                    cublaslt(bench, model, *shape, rows);
+                    linear(bench, model, *shape, rows, Way::Plain);
+                    cublaslt(bench, model, *shape, rows, Peer::Free);
                 }
                 for rows in [1, 4, 32] {
-                    linear(bench, model, *shape, rows, true);
+                    linear(bench, model, *shape, rows, Way::Overlapping);
+                }
+                let pinned = Pinned::new();
+                for rows in [1, 3, 8, 32, 64, 128, 256] {
+                    cublaslt(bench, model, *shape, rows, Peer::Pinned(&pinned));
+                    cublaslt(bench, model, *shape, rows, Peer::BehindNorm(&pinned));
+                    linear(bench, model, *shape, rows, Way::BehindNorm);
                 }
             }
             let k = if model.ends_with("27b") { 5120 } else { 2048 };
@@ -302,27 +316,87 @@ mod cuda {
         memory
     }
 
-    fn linear(bench: &mut Bench, model: &str, shape: Shape, rows: usize, overlapping: bool) {
-        let (name, n, k, epilogue) = shape;
+    /// How a layer is launched.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Way {
+        Plain,
+        /// So that it may begin before the launch in front, one of the same, has ended.
+        Overlapping,
+        /// Behind the norm that computes its rows, both so that they may begin early.
+        BehindNorm,
+    }
+
+    /// The norm in front of a layer.
+    struct InFront {
+        op: AddNorm,
+        residual: Memory,
+        delta: Memory,
+        weight: Memory,
+    }
+
+    impl InFront {
+        fn new(device: &Device, rows: usize, k: usize) -> Self {
+            let problem = NormProblem { rows, n: k, eps: 1e-6 };
+            InFront {
+                op: AddNorm::plan(problem, &device.info).expect("there is a kernel").overlapping(true),
+                residual: random(&device.queue, rows * k),
+                delta: random(&device.queue, rows * k),
+                weight: random(&device.queue, k),
+            }
+        }
+
+        fn run(&mut self, queue: &<Cuda as Backend>::Queue, out: &mut Memory) -> kernels_core::Result<()> {
+            let NormProblem { rows, n, .. } = *self.op.problem();
+            let args = AddNormArgs::<Cuda> {
+                residual: TensorMut::of(&mut self.residual, [rows, n]),
+                out: TensorMut::of(out, [rows, n]),
+                x: Tensor::of(&self.delta, [rows, n]),
+                weight: Tensor::of(&self.weight, [n]),
+            };
+            self.op.run(queue, args)
+        }
+    }
+
+    /// Bytes of a layer, and how many copies of its weight there are: two large ones throw each other out.
+    fn rotation(bench: &Bench, (n, k): (usize, usize), rows: usize, weight_rows: usize) -> (u64, usize) {
         let device = bench.device().expect("there is one");
-        let (queue, info) = (device.queue.clone(), device.info.clone());
+        let bytes = 2 * (weight_rows * k + rows * k + rows * n);
+        (bytes as u64, if bytes > 2 * device.info.l2_bytes { 2 } else { copies(device, bytes) })
+    }
+
+    fn linear(bench: &mut Bench, model: &str, shape: Shape, rows: usize, way: Way) {
+        let (name, n, k, epilogue) = shape;
+        // Norms are no wider.
+        if way == Way::BehindNorm && k > 8192 {
+            return;
+        }
+        let device = bench.shared_device().expect("there is one");
+        let queue = device.queue.clone();
         let problem = LinearProblem { rows, k, n, epilogue };
-        let op = Linear::plan(problem, &info).expect("there is a kernel").overlapping(overlapping);
+        let op =
+            Linear::plan(problem, &device.info).expect("there is a kernel").overlapping(way != Way::Plain);
         let outputs = problem.weight_rows();
-        let bytes = 2 * (outputs * k + rows * k + rows * n);
-        // Two large weights throw each other out.
-        let copies = if bytes > 2 * info.l2_bytes { 2 } else { copies(device, bytes) };
+        let (bytes, copies) = rotation(bench, (n, k), rows, outputs);
+        let behind_norm = way == Way::BehindNorm;
         let mut prepared = None;
-        let way = if overlapping { "dense/linear/overlapping" } else { "dense/linear" };
-        bench.cuda(&format!("{way}/{model}/{name}/r{rows}"), bytes as u64, copies, |copy| {
-            let (x, weight, out, workspace) = prepared.get_or_insert_with(|| {
+        let way = match way {
+            Way::Plain => "dense/linear",
+            Way::Overlapping => "dense/linear/overlapping",
+            Way::BehindNorm => "dense/behind-norm",
+        };
+        bench.cuda(&format!("{way}/{model}/{name}/r{rows}"), bytes, copies, |copy| {
+            let (in_front, x, weight, out, workspace) = prepared.get_or_insert_with(|| {
                 (
+                    behind_norm.then(|| InFront::new(&device, rows, k)),
                     random(&queue, rows * k),
                     random(&queue, copies * outputs * k),
                     random(&queue, rows * n),
                     Cuda::zeros::<u8>(&queue, op.workspace_bytes()).expect("the bench fits into memory"),
                 )
             });
+            if let Some(norm) = in_front {
+                norm.run(&queue, x)?;
+            }
             let first = copy * outputs * k;
             let weight = Cuda::slice(&Cuda::view(weight), first..first + outputs * k);
             let args = LinearArgs::<Cuda> {
@@ -336,52 +410,58 @@ mod cuda {
         });
     }
 
-    /// The peer, on operands like those of [`linear`]: the library's first choice for the shape and the row count.
-    fn cublaslt(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: usize) {
-        // SAFETY: it loads the library, whose initialisers have no requirements.
-        if epilogue != Epilogue::Store || !unsafe { is_culib_present() } {
+    /// The peer, on operands like those of [`linear`]: with an algorithm for the weight, which is looked for when one is
+    /// first wanted, or with its first choice for the number of rows.
+    fn cublaslt(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: usize, way: Peer<'_>) {
+        let too_wide = matches!(way, Peer::BehindNorm(_)) && k > 8192;
+        if epilogue != Epilogue::Store || too_wide || !CublasLt::is_there() {
             return;
         }
-        let device = bench.device().expect("there is one");
+        let device = bench.shared_device().expect("there is one");
+        let (bytes, copies) = rotation(bench, (n, k), rows, n);
         let queue = device.queue.clone();
-        let bytes = 2 * (n * k + rows * k + rows * n);
-        let copies = if bytes > 2 * device.info.l2_bytes { 2 } else { copies(device, bytes) };
-        // By columns, as the library has it: out = weight^T x, where out is n by rows.
-        let config = MatmulConfig {
-            transa: true,
-            transb: false,
-            transc: false,
-            m: n as u64,
-            n: rows as u64,
-            k: k as u64,
-            alpha: 1.0,
-            lda: k as i64,
-            ldb: k as i64,
-            beta: 0.0,
-            ldc: n as i64,
-            stride_a: None,
-            stride_b: None,
-            stride_c: None,
-            stride_bias: None,
-            batch_size: None,
+        let (id, pinned, behind_norm) = match way {
+            Peer::Free => ("dense/cublaslt", None, false),
+            Peer::Pinned(pinned) => ("dense/cublaslt-pinned", Some(pinned), false),
+            Peer::BehindNorm(pinned) => ("dense/cublaslt-behind-norm", Some(pinned), true),
         };
         let mut prepared = None;
-        bench.cuda(&format!("dense/cublaslt/{model}/{name}/r{rows}"), bytes as u64, copies, |copy| {
-            let (library, x, weight, out) = prepared.get_or_insert_with(|| {
-                (
-                    CudaBlasLT::new(queue.clone()).expect("a handle"),
-                    random(&queue, rows * k),
-                    random(&queue, copies * n * k),
-                    random(&queue, rows * n),
-                )
+        bench.cuda(&format!("{id}/{model}/{name}/r{rows}"), bytes, copies, |copy| {
+            let (library, in_front, x, weight, out) = prepared.get_or_insert_with(|| {
+                let library = match &pinned {
+                    Some(pinned) => pinned.get_or_init(|| look_for(&device, model, name, [n, k])).clone(),
+                    None => Rc::new(CublasLt::free(&device, [n, k]).unwrap_or_else(|e| panic!("{e}"))),
+                };
+                let in_front = behind_norm.then(|| InFront::new(&device, rows, k));
+                let weight = random(&queue, copies * n * k);
+                (library, in_front, random(&queue, rows * k), weight, random(&queue, rows * n))
             });
-            let first = copy * n * k;
-            let weight = Cuda::slice(&Cuda::view(weight), first..first + n * k);
-            // SAFETY: the sizes are those of the operands.
-            let done = unsafe { library.matmul(config, &weight, &Cuda::view(x), out, None, None) };
-            done.unwrap_or_else(|e| panic!("cublasLt: {n} x {k} on {rows} rows: {e:?}"));
+            if let Some(norm) = in_front {
+                norm.run(&queue, x)?;
+            }
+            let weight = Cuda::slice(&Cuda::view(weight), copy * n * k..(copy + 1) * n * k);
+            library.run(&mut Operands { x, weight, out }, 0..rows).unwrap_or_else(|e| panic!("{e}"));
             Ok(())
         });
+    }
+
+    type Pinned = OnceCell<Rc<CublasLt>>;
+
+    /// How the peer is launched.
+    #[derive(Clone, Copy)]
+    enum Peer<'a> {
+        Free,
+        Pinned(&'a Pinned),
+        BehindNorm(&'a Pinned),
+    }
+
+    fn look_for(device: &Device, model: &str, name: &str, [n, k]: [usize; 2]) -> Rc<CublasLt> {
+        let (x, weight) = (random(&device.queue, 1024 * k), random(&device.queue, n * k));
+        let mut out = random(&device.queue, 1024 * n);
+        let mut operands = Operands { x: &x, weight: Cuda::view(&weight), out: &mut out };
+        let library = CublasLt::pinned(device, [n, k], &mut operands).unwrap_or_else(|e| panic!("{e}"));
+        println!("{model}/{name}: {library}");
+        Rc::new(library)
     }
 
     fn head(bench: &mut Bench, model: &str, k: usize, rows: usize, with_logits: bool) {

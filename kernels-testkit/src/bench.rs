@@ -4,7 +4,11 @@
 //! operands, and criterion is fed the device's own clock; without one the CPU backend is timed, so that the
 //! bench runs everywhere.
 
+#[cfg(feature = "cuda")]
+use crate::{device::Device, timing::Timer};
 use criterion::{Criterion, Throughput};
+#[cfg(feature = "cuda")]
+use std::rc::Rc;
 use std::{
     hint::black_box,
     time::{Duration, Instant},
@@ -15,7 +19,7 @@ pub struct Bench {
     criterion: Criterion,
     ceiling: Option<f64>,
     #[cfg(feature = "cuda")]
-    device: Option<crate::device::Device>,
+    device: Option<Rc<Device>>,
 }
 
 /// The median time of one call, and what it moved.
@@ -62,8 +66,14 @@ impl Bench {
 
     /// The device that is measured, if there is one.
     #[cfg(feature = "cuda")]
-    pub fn device(&self) -> Option<&crate::device::Device> {
-        self.device.as_ref()
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_deref()
+    }
+
+    /// The same for what is prepared inside of a bench.
+    #[cfg(feature = "cuda")]
+    pub fn shared_device(&self) -> Option<Rc<Device>> {
+        self.device.clone()
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -76,48 +86,41 @@ impl Bench {
     fn measure_ceiling(&mut self) {
         use kernels_core::{Backend, Cuda, selftest};
         const PASSES: usize = 2;
-        let Some(device) = self.device.take() else { return };
+        let Some(device) = self.device.clone() else { return };
         let queue = device.queue.clone();
         let bytes = (device.info.memory / 2).min(8 << 30) / 32 * 32;
         let blocks = 4 * device.info.multiprocessors;
-        self.device = Some(device);
         let mut memory = Cuda::zeros::<u8>(&queue, bytes).expect("half of the memory is free");
         let mut sink = Cuda::zeros::<u32>(&queue, 1).expect("four bytes");
         let mut read = |_| selftest::read(&queue, Cuda::view(&memory), Cuda::view_mut(&mut sink), blocks);
         let mut best = self.cuda("ceiling/read", bytes as u64, PASSES, &mut read).best;
         if best.is_none() {
             // The command line left it out; the others still want their share of it.
-            best = self.device.as_ref().and_then(|device| {
-                let mut timer = crate::timing::Timer::new(device).ok()?;
+            best = self.device().and_then(|device| {
+                let mut timer = Timer::new(device).ok()?;
                 let graph = device.capture(|| (0..PASSES).try_for_each(&mut read)).ok()?;
                 (0..20).filter_map(|_| timer.rotated(&graph, PASSES, 1).ok()).min()
             });
         }
-        self.measure_copy(&queue, &mut memory);
+        self.measure_copy(&device, &mut memory);
         self.ceiling = best.map(|t| bytes as f64 / t.as_secs_f64());
     }
 
     /// By the driver, and outside of a graph: there it copies by a kernel, inside by the copy engine, at little over
     /// half the speed. It is how the peers' ceiling was measured.
     #[cfg(feature = "cuda")]
-    fn measure_copy(
-        &mut self,
-        queue: &std::sync::Arc<cudarc::driver::CudaStream>,
-        memory: &mut cudarc::driver::CudaSlice<u8>,
-    ) {
-        let device = self.device.take().expect("there is one");
+    fn measure_copy(&mut self, device: &Device, memory: &mut cudarc::driver::CudaSlice<u8>) {
         let bytes = memory.len();
         self.measure("ceiling/copy", bytes as u64, |iterations| {
             let mut copies = || {
                 (0..iterations).try_for_each(|_| {
                     let (from, mut to) = memory.split_at_mut(bytes / 2);
-                    Ok(queue.memcpy_dtod(&from, &mut to)?)
+                    Ok(device.queue.memcpy_dtod(&from, &mut to)?)
                 })
             };
-            let mut timer = crate::timing::Timer::new(&device).expect("two events");
+            let mut timer = Timer::new(device).expect("two events");
             timer.time(&mut copies).unwrap_or_else(|e| panic!("ceiling/copy: {e}"))
         });
-        self.device = Some(device);
     }
 
     /// Times `body` on the host's clock.
@@ -142,24 +145,21 @@ impl Bench {
         copies: usize,
         mut body: impl FnMut(usize) -> kernels_core::Result<()>,
     ) -> Measured {
-        let device = self.device.take().expect("`cuda` is called only where `device` gives one");
+        let device = self.device.clone().expect("`cuda` is called only where `device` gives one");
         let mut prepared = None;
-        let measured = self.measure(id, bytes, |iterations| {
+        self.measure(id, bytes, |iterations| {
             let failed = |e: kernels_core::Error| -> ! { panic!("{id}: {e}") };
             let (graph, timer) = prepared.get_or_insert_with(|| {
                 // Once outside the capture: the first launch of a kernel loads its module.
                 body(0).and_then(|()| Ok(device.queue.synchronize()?)).unwrap_or_else(|e| failed(e));
                 let graph = device.capture(|| (0..copies).try_for_each(&mut body));
-                let timer = crate::timing::Timer::new(&device).expect("two events");
+                let timer = Timer::new(&device).expect("two events");
                 (graph.unwrap_or_else(|e| failed(e)), timer)
             });
             let replays = (iterations as usize).div_ceil(copies);
             let one = timer.rotated(graph, copies, replays).unwrap_or_else(|e| failed(e));
             Duration::from_secs_f64(one.as_secs_f64() * iterations as f64)
-        });
-        drop(prepared);
-        self.device = Some(device);
-        measured
+        })
     }
 
     fn measure(&mut self, id: &str, bytes: u64, mut run: impl FnMut(u64) -> Duration) -> Measured {
@@ -193,11 +193,11 @@ impl Bench {
 }
 
 #[cfg(feature = "cuda")]
-fn open() -> Option<crate::device::Device> {
-    match crate::device::Device::open() {
+fn open() -> Option<Rc<Device>> {
+    match Device::open() {
         Ok(device) => {
             println!("device: {}", device.info.name);
-            Some(device)
+            Some(Rc::new(device))
         }
         Err(reason) if std::env::var("LOCKSTEP_REQUIRE_GPU").is_ok_and(|v| v == "1") => {
             panic!("LOCKSTEP_REQUIRE_GPU=1, but {reason}")

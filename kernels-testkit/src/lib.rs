@@ -4,7 +4,11 @@
 pub mod bench;
 pub mod compare;
 #[cfg(feature = "cuda")]
+pub mod cublaslt;
+#[cfg(feature = "cuda")]
 pub mod device;
+#[cfg(feature = "cuda")]
+pub mod first_difference;
 pub mod fixture;
 pub mod guard;
 pub mod place;

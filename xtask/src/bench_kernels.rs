@@ -134,8 +134,14 @@ pub(crate) fn run(options: Options) -> Result<()> {
 /// Peers that were timed in the same run, which is better than a recorded time, by the id of what they stand beside.
 fn beside(rows: &[Row]) -> BTreeMap<String, Peer> {
     let peer = |row: &Row| {
-        let id = format!("dense/linear/{}", row.id.strip_prefix("dense/cublaslt/")?);
-        Some((id, Peer { us: row.us, name: "cublasLt, its first choice, in the same run".into() }))
+        let (way, rest) = row.id.strip_prefix("dense/cublaslt")?.split_once('/')?;
+        let (ours, choice) = match way {
+            "" => ("linear", "its first choice"),
+            "-behind-norm" => ("behind-norm", "pinned"),
+            _ => return None,
+        };
+        let name = format!("cublasLt, {choice}, in the same run");
+        Some((format!("dense/{ours}/{rest}"), Peer { us: row.us, name }))
     };
     rows.iter().filter_map(peer).collect()
 }
@@ -301,10 +307,15 @@ mod tests {
 
     #[test]
     fn a_peer_of_the_same_run_stands_beside_its_layer() {
-        let rows = [example("dense/cublaslt/27b/o/r8", 2000.0), example("dense/linear/27b/down/r8", 1000.0)];
-        let beside = beside(&rows);
-        assert_eq!(beside.keys().collect::<Vec<_>>(), ["dense/linear/27b/o/r8"]);
-        assert_eq!(beside["dense/linear/27b/o/r8"].us, 2.0);
+        let rows = [
+            ("dense/cublaslt/27b/o/r8", 2000.0),
+            ("dense/cublaslt-pinned/27b/o/r8", 3000.0),
+            ("dense/cublaslt-behind-norm/27b/o/r8", 4000.0),
+            ("dense/linear/27b/down/r8", 1000.0),
+        ];
+        let beside = beside(&rows.map(|(id, ns)| example(id, ns)));
+        let times: Vec<_> = beside.iter().map(|(id, peer)| (id.as_str(), peer.us)).collect();
+        assert_eq!(times, [("dense/behind-norm/27b/o/r8", 4.0), ("dense/linear/27b/o/r8", 2.0)]);
     }
 
     #[test]

@@ -13,6 +13,8 @@ mod device;
 #[cfg(feature = "cuda")]
 mod device_chain;
 #[cfg(feature = "cuda")]
+mod device_counts;
+#[cfg(feature = "cuda")]
 mod device_experts;
 #[cfg(feature = "cuda")]
 mod device_fill;
@@ -172,6 +174,15 @@ fn main() {
     });
     gpu!(suite, "cuda::layers::widths_share_their_bits", |device| {
         device_layers::widths_share_their_bits(device)
+    });
+    gpu!(suite, "cuda::counts::every_count_of_real_layers", |device| {
+        device_counts::every_count_of_real_layers(device)
+    });
+    gpu!(suite, "cuda::counts::every_count_of_real_heads", |device| {
+        device_counts::every_count_of_real_heads(device)
+    });
+    gpu!(suite, "cuda::counts::a_pinned_algorithm_of_cublaslt_keeps_rows", |device| {
+        device_counts::a_pinned_algorithm_of_cublaslt_keeps_rows(device)
     });
     gpu!(suite, "cuda::layers::layers_replay", |device| device_layers::layers_replay(device));
     gpu!(suite, "cuda::layers::layers_wait_for_a_slow_producer", |device| {

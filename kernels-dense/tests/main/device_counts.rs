@@ -146,6 +146,9 @@ pub(crate) fn every_count_of_real_heads(device: &Device) {
 
 /// The peer's products can keep rows, too: one algorithm for a weight.
 pub(crate) fn a_pinned_algorithm_of_cublaslt_keeps_rows(device: &Device) {
+    if sanitized() {
+        return println!("the library's kernels are not ours to check");
+    }
     for (n, k) in weights() {
         let (x, weight) =
             (random(device, 4096 * k, 1, 1.0), random(device, n * k, 2, 1.0 / (k as f32).sqrt()));

@@ -28,6 +28,7 @@ const WEIGHTS: [(usize, usize); 13] = [
     (9216, 2048),
     (12288, 2048),
 ];
+
 fn random(device: &Device, len: usize, stream: u32, std: f32) -> Memory<bf16> {
     let mut memory = Cuda::zeros(&device.queue, len).unwrap();
     let problem = RandomFillProblem { len, first: 0, seed: 50, stream, mean: 0.0, std };

@@ -166,8 +166,12 @@ mod cuda {
     ) -> Measured {
         let device = bench.device().expect("there is one");
         let (queue, copies) = (device.queue.clone(), copies(device, bytes(&p)));
-        let mut operands = Operands::<Cuda>::new(&queue, p, copies);
-        bench.cuda(id, bytes(&p) as u64, copies, |copy| operands.with(copy, |args| launch(&queue, args)))
+        // None for what the command line leaves out.
+        let mut operands = None;
+        bench.cuda(id, bytes(&p) as u64, copies, |copy| {
+            let operands = operands.get_or_insert_with(|| Operands::<Cuda>::new(&queue, p, copies));
+            operands.with(copy, |args| launch(&queue, args))
+        })
     }
 
     /// The kernel, its traffic alone, and overlapped; gives the ratio of the first two.

@@ -50,7 +50,7 @@ impl FirstDifference {
             result::launch_kernel(self.kernel, grid, block, 0, self.queue.cu_stream(), &mut arguments)?;
         }
         let first = Cuda::read(&self.queue, &first, 0..1)?[0];
-        Ok((first != u64::MAX).then_some(first as usize * 4 / size_of::<T>()))
+        Ok((first != u64::MAX).then(|| first as usize * 4 / size_of::<T>()))
     }
 }
 

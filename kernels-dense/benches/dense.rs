@@ -456,8 +456,8 @@ mod cuda {
     }
 
     fn look_for(device: &Device, model: &str, name: &str, [n, k]: [usize; 2]) -> Rc<CublasLt> {
-        let (x, weight) = (random(&device.queue, 1024 * k), random(&device.queue, n * k));
-        let mut out = random(&device.queue, 1024 * n);
+        let (x, weight) = (random(&device.queue, 256 * k), random(&device.queue, n * k));
+        let mut out = random(&device.queue, 256 * n);
         let mut operands = Operands { x: &x, weight: Cuda::view(&weight), out: &mut out };
         let library = CublasLt::pinned(device, [n, k], &mut operands).unwrap_or_else(|e| panic!("{e}"));
         println!("{model}/{name}: {library}");

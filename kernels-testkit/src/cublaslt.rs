@@ -15,12 +15,14 @@ use std::{error::Error, ffi::c_void, fmt, mem::MaybeUninit, ops::Range, sync::Ar
 /// What the library may use, as its authors recommend for Hopper.
 const WORKSPACE: usize = 32 << 20;
 /// How much of the library's ranking is tried.
-const CANDIDATES: usize = 12;
+const CANDIDATES: usize = 8;
 /// Rows for which it is asked for its ranking.
-const RANKED_AT: [usize; 4] = [1, 16, 64, 256];
+const RANKED_AT: [usize; 3] = [1, 16, 64];
 /// Rows that a candidate must take, and keep the bits of, before it is pinned.
-const TRIED: [usize; 9] = [2, 3, 8, 17, 64, 65, 130, 256, MOST_TRIED];
-const MOST_TRIED: usize = 1024;
+const TRIED: [usize; 7] = [2, 3, 8, 17, 64, 130, MOST_TRIED];
+const MOST_TRIED: usize = 256;
+/// Rows that it must take besides.
+const TAKEN: [usize; 4] = [1, 257, 1024, 4096];
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -66,7 +68,7 @@ impl CublasLt {
 
     /// One algorithm for every number of rows: of those that the library ranks first for few rows and for many, and
     /// that keep the bits of a row in all the numbers tried, the one that takes the least time for one row and for 64.
-    /// The operands have 1,024 rows at least; `out` is overwritten.
+    /// The operands have 256 rows at least; `out` is overwritten.
     pub fn pinned(device: &Device, [n, k]: [usize; 2], operands: &mut Operands<'_>) -> Result<Self> {
         let mut library = Self::free(device, [n, k])?;
         let differences = FirstDifference::new(device)?;
@@ -166,7 +168,7 @@ impl CublasLt {
                 }
             }
         }
-        for rows in TRIED.into_iter().chain([1, 4096]) {
+        for rows in TRIED.into_iter().chain(TAKEN) {
             let product = Product::new([rows, self.n, self.k])?;
             found.retain(|algorithm| product.admits(self.handle, algorithm));
         }

@@ -12,8 +12,10 @@ use cudarc::{
 use kernels_core::{Backend, Cuda, bf16};
 use std::{error::Error, ffi::c_void, fmt, mem::MaybeUninit, ops::Range, sync::Arc, time::Duration};
 
-/// What the library may use, as its authors recommend for Hopper.
+/// What the library may use for a free choice, as its authors recommend for Hopper.
 const WORKSPACE: usize = 32 << 20;
+/// What an algorithm may need at the most rows, that takes k in parts and adds up what it stored.
+const PINNED_WORKSPACE: usize = 2 << 30;
 /// How much of the library's ranking is tried.
 const CANDIDATES: usize = 8;
 /// Rows for which it is asked for its ranking.
@@ -74,9 +76,12 @@ impl CublasLt {
         let differences = FirstDifference::new(device)?;
         let mut timer = Timer::new(device)?;
         let mut alone = Cuda::zeros(&device.queue, MOST_TRIED * n)?;
+        let candidates = library.candidates()?;
+        let most = candidates.iter().map(|candidate| candidate.workspace).max().unwrap_or(0);
+        library.workspace = Cuda::zeros(&device.queue, most.max(WORKSPACE))?;
         let mut best = None;
-        for candidate in library.candidates()? {
-            library.pinned = Some(candidate);
+        for Candidate { algorithm, .. } in &candidates {
+            library.pinned = Some(*algorithm);
             let Operands { x, weight, .. } = operands;
             let mut one_by_one = Operands { x, weight: weight.slice(..), out: &mut alone };
             (0..MOST_TRIED).try_for_each(|row| library.run(&mut one_by_one, row..row + 1))?;
@@ -90,12 +95,12 @@ impl CublasLt {
                 time += library.least_of_five(&mut timer, operands, rows)?;
             }
             if keeps && best.is_none_or(|(least, _)| time < least) {
-                best = Some((time, candidate));
+                best = Some((time, *algorithm));
             }
         }
-        let (_, algorithm) =
-            best.ok_or_else(|| format!("cublasLt: no algorithm keeps the rows of {n} x {k}"))?;
-        library.pinned = Some(algorithm);
+        let none =
+            || format!("cublasLt: none of {} algorithms keeps the rows of {n} x {k}", candidates.len());
+        library.pinned = Some(best.ok_or_else(none)?.1);
         Ok(library)
     }
 
@@ -151,29 +156,56 @@ impl CublasLt {
                 product.out,
                 &algorithm,
                 workspace_at as *mut c_void,
-                WORKSPACE,
+                self.workspace.len(),
                 self.queue.cu_stream().cast(),
             )
         };
         done.map_err(|e| format!("cublasLt: {} x {} on {} rows: {e}", self.n, self.k, rows.len()).into())
     }
 
-    /// What the library ranks first at some numbers of rows, without those that do not take all numbers.
-    fn candidates(&self) -> Result<Vec<sys::cublasLtMatmulAlgo_t>> {
-        let mut found: Vec<sys::cublasLtMatmulAlgo_t> = Vec::new();
+    /// What the library ranks first at some numbers of rows, as it is and with k in one part, without what does not
+    /// take all numbers.
+    fn candidates(&self) -> Result<Vec<Candidate>> {
+        let mut found: Vec<Candidate> = Vec::new();
         for rows in RANKED_AT {
-            for algorithm in Product::new([rows, self.n, self.k])?.ranking(self.handle, CANDIDATES)? {
-                if found.iter().all(|other| other.data != algorithm.data) {
-                    found.push(algorithm);
+            for ranked in Product::new([rows, self.n, self.k])?.ranking(self.handle, CANDIDATES)? {
+                for algorithm in [Some(ranked), in_one_part(ranked)].into_iter().flatten() {
+                    if found.iter().all(|other| other.algorithm.data != algorithm.data) {
+                        found.push(Candidate { algorithm, workspace: 0 });
+                    }
                 }
             }
         }
         for rows in TRIED.into_iter().chain(TAKEN) {
             let product = Product::new([rows, self.n, self.k])?;
-            found.retain(|algorithm| product.admits(self.handle, algorithm));
+            found.retain_mut(|candidate| {
+                let need = product.workspace(self.handle, &candidate.algorithm);
+                candidate.workspace = candidate.workspace.max(need.unwrap_or(0));
+                need.is_some_and(|need| need <= PINNED_WORKSPACE)
+            });
         }
         Ok(found)
     }
+}
+
+/// An algorithm, and the most that it needs.
+struct Candidate {
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    workspace: usize,
+}
+
+/// The same without cutting k, if there is such a one.
+fn in_one_part(mut algorithm: sys::cublasLtMatmulAlgo_t) -> Option<sys::cublasLtMatmulAlgo_t> {
+    let parts =
+        [(Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1u32), (Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 0)];
+    let set = |(attribute, value): (Config, u32)| {
+        // SAFETY: these attributes have four bytes, which are read before the call returns.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoConfigSetAttribute(&mut algorithm, attribute, (&raw const value).cast(), 4)
+        };
+        status == cublasStatus_t::CUBLAS_STATUS_SUCCESS
+    };
+    parts.into_iter().all(set).then_some(algorithm)
 }
 
 impl Drop for CublasLt {
@@ -274,7 +306,12 @@ impl Product {
         if found.is_empty() { Err("cublasLt: its ranking is empty".into()) } else { Ok(found) }
     }
 
-    fn admits(&self, handle: sys::cublasLtHandle_t, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+    /// What the algorithm needs here; `None` where it cannot be used.
+    fn workspace(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+    ) -> Option<usize> {
         let mut checked = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit();
         // SAFETY: all descriptors are alive; the result is read only where the library says that it wrote it.
         unsafe {
@@ -288,8 +325,7 @@ impl Product {
                 algorithm,
                 checked.as_mut_ptr(),
             );
-            status == cublasStatus_t::CUBLAS_STATUS_SUCCESS
-                && checked.assume_init().workspaceSize <= WORKSPACE
+            (status == cublasStatus_t::CUBLAS_STATUS_SUCCESS).then(|| checked.assume_init().workspaceSize)
         }
     }
 }

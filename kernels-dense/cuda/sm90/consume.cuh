@@ -266,7 +266,8 @@ struct Consumer {
       if (pairs.lane < 8) of_warps[(threadIdx.x / 32) * kN + 8 * eight + pairs.column()] = best[eight];
     }
     together();
-    const int64_t tiles = gridDim.x + (layer.segments > 1 ? int64_t(deal.units) : 0);
+    // Behind all sums: others of the grid may not have added theirs up yet. A team counts its units once.
+    const int64_t tiles = gridDim.x + (layer.segments > 1 ? int64_t(deal.units) * deal.team : 0);
     Best* const of_blocks = reinterpret_cast<Best*>(layer.scratch + tiles * kFloats);  // [block, column]
     if (threadIdx.x < kN) {
       Best own = of_warps[threadIdx.x];

@@ -22,7 +22,7 @@ struct Item {
 
 // What the host knows, divisions among it: a block must not count before it asks for memory.
 struct Deal {
-  int32_t units, steps;          // steps of all of k
+  int32_t units, steps;          // of each block of a team; steps of all of k
   int32_t share, larger_shares;  // steps of a block; the first so many have one more
   int32_t team;                  // blocks that have neighbouring tiles and share what they read of x
   bool clusters;                 // whether the segments of a tile are the blocks of a cluster

@@ -79,6 +79,39 @@ pub(crate) fn widths_share_their_bits(device: &Device) {
     }
 }
 
+/// What blocks chose lies behind all sums: a block that is done must not write where others still have to read.
+pub(crate) fn choices_lie_behind_sums(device: &Device) {
+    let queue = &device.queue;
+    let (vocab, k) = (1024, 1096); // three segments
+    for rows in [8, 16, 24, 32, 48, 64, 96, 128] {
+        let mut grid = None;
+        let problem = HeadProblem { rows, k, vocab, valid: vocab, listed: None };
+        let op = Head::plan(problem, &device.info).unwrap().with_grid(|own| *grid.insert(own));
+        let Some(Grid { path: Path::Sm90, blocks, .. }) = grid else { continue };
+        let bytes = op.workspace_bytes();
+        // A logit and its id of each row, for each block: the end of the workspace.
+        let untouched = [0xa5u8; 8];
+        let choices = bytes - untouched.len() * blocks * rows;
+        let before = [vec![0; choices], untouched.repeat(blocks * rows)].concat();
+        let mut workspace = Cuda::upload(queue, &before).unwrap();
+        let mut best = Cuda::zeros::<i32>(queue, rows).unwrap();
+        let x = Cuda::upload(queue, &rows_of(rows, k, 24)).unwrap();
+        let weight = Cuda::upload(queue, &rows_of(vocab, k, 25)).unwrap();
+        let args = HeadArgs::<Cuda> {
+            logits: None,
+            argmax: Some(TensorMut::of(&mut best, [rows])),
+            x: Tensor::of(&x, [rows, k]),
+            weight: Tensor::of(&weight, [vocab, k]),
+            ids: None,
+            workspace: Some(TensorMut::of(&mut workspace, [bytes])),
+        };
+        op.run(queue, args).unwrap();
+        let after = Cuda::read(queue, &workspace, choices..bytes).unwrap();
+        let left = after.chunks(untouched.len()).filter(|choice| *choice == untouched).count();
+        assert_eq!(left, 0, "{rows} rows: choices that are elsewhere");
+    }
+}
+
 /// Device memory of one layer, for launches that are captured or follow each other.
 struct Chain {
     x: <Cuda as Backend>::Memory<bf16>,

@@ -287,7 +287,8 @@ pub(crate) fn epilogues_are_their_parts<B: Place>(queue: &B::Queue) {
 /// The best id is that of the logits, whether they are written or not, however many rows there are.
 pub(crate) fn heads_choose_among_their_logits<B: Place>(queue: &B::Queue) {
     calm(|| {
-        let shapes = if B::GENERAL { vec![(72, 40)] } else { vec![(8, 64), (4096, 256), (20008, 520)] };
+        let shapes =
+            if B::GENERAL { vec![(72, 40)] } else { vec![(8, 64), (1024, 1096), (4096, 256), (20008, 520)] };
         for (vocab, k) in shapes {
             let valid = vocab - 3;
             let mut layer = Layer::<B>::random(queue, vocab, k, Epilogue::Store);

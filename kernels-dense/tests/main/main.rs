@@ -175,6 +175,9 @@ fn main() {
     gpu!(suite, "cuda::layers::widths_share_their_bits", |device| {
         device_layers::widths_share_their_bits(device)
     });
+    gpu!(suite, "cuda::layers::choices_lie_behind_sums", |device| {
+        device_layers::choices_lie_behind_sums(device)
+    });
     gpu!(suite, "cuda::counts::every_count_of_real_layers", |device| {
         device_counts::every_count_of_real_layers(device)
     });

@@ -326,6 +326,9 @@ mod cuda {
         BehindNorm,
     }
 
+    /// Norms are no wider.
+    const WIDEST_NORM: usize = 8192;
+
     /// The norm in front of a layer.
     struct InFront {
         op: AddNorm,
@@ -366,8 +369,7 @@ mod cuda {
 
     fn linear(bench: &mut Bench, model: &str, shape: Shape, rows: usize, way: Way) {
         let (name, n, k, epilogue) = shape;
-        // Norms are no wider.
-        if way == Way::BehindNorm && k > 8192 {
+        if way == Way::BehindNorm && k > WIDEST_NORM {
             return;
         }
         let device = bench.shared_device().expect("there is one");
@@ -413,7 +415,7 @@ mod cuda {
     /// The peer, on operands like those of [`linear`]: with an algorithm for the weight, which is looked for when one is
     /// first wanted, or with its first choice for the number of rows.
     fn cublaslt(bench: &mut Bench, model: &str, (name, n, k, epilogue): Shape, rows: usize, way: Peer<'_>) {
-        let too_wide = matches!(way, Peer::BehindNorm(_)) && k > 8192;
+        let too_wide = matches!(way, Peer::BehindNorm(_)) && k > WIDEST_NORM;
         if epilogue != Epilogue::Store || too_wide || !CublasLt::is_there() {
             return;
         }

@@ -58,12 +58,13 @@ fn keeps_rows(
     mut compute: impl FnMut(Range<usize>, &mut Memory<bf16>),
 ) {
     let differences = FirstDifference::new(device).unwrap();
-    // What is there before must not pass for a result.
     let (mut alone, mut out) = (random(device, most() * n, 3, 1.0), random(device, most() * n, 4, 1.0));
     for row in 0..most() {
         compute(row..row + 1, &mut alone);
     }
     for rows in counts() {
+        // What the count before left must not pass for a result.
+        device.queue.memset_zeros(&mut out.slice_mut(..rows * n)).unwrap();
         compute(0..rows, &mut out);
         let found = differences.of(out.slice(..rows * n), alone.slice(..rows * n)).unwrap();
         assert_eq!(found, None, "{what}, {rows} rows: the element that differs first");
@@ -126,16 +127,18 @@ pub(crate) fn every_count_of_real_heads(device: &Device) {
             };
             op.run(&device.queue, args).unwrap();
         };
-        let results = |value| {
-            let logits = Cuda::zeros::<f32>(&device.queue, most * vocab).unwrap();
-            (logits, Cuda::upload(&device.queue, &vec![value; most]).unwrap())
+        let results = || {
+            let logits = Cuda::upload(&device.queue, &vec![f32::NAN; most * vocab]).unwrap();
+            (logits, Cuda::upload(&device.queue, &vec![-2; most]).unwrap())
         };
-        let ((mut alone, mut chosen), (mut logits, mut best)) = (results(-2), results(-3));
+        let ((mut alone, mut chosen), (mut logits, mut best)) = (results(), results());
         for row in 0..most {
             run(row..row + 1, &mut alone, &mut chosen);
         }
         let step = if sanitized() { 23 } else { 1 };
         for rows in (1..=most).step_by(step) {
+            device.queue.memset_zeros(&mut logits.slice_mut(..rows * vocab)).unwrap();
+            device.queue.memset_zeros(&mut best).unwrap();
             run(0..rows, &mut logits, &mut best);
             let found = differences.of(logits.slice(..rows * vocab), alone.slice(..rows * vocab)).unwrap();
             assert_eq!(found, None, "{vocab} x {k}, {rows} rows: the logit that differs first");

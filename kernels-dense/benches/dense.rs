@@ -375,21 +375,19 @@ mod cuda {
         let device = bench.shared_device().expect("there is one");
         let queue = device.queue.clone();
         let problem = LinearProblem { rows, k, n, epilogue };
-        let op =
-            Linear::plan(problem, &device.info).expect("there is a kernel").overlapping(way != Way::Plain);
+        let op = Linear::plan(problem, &device.info).expect("there is one").overlapping(way != Way::Plain);
         let outputs = problem.weight_rows();
         let (bytes, copies) = rotation(bench, (n, k), rows, outputs);
-        let behind_norm = way == Way::BehindNorm;
         let mut prepared = None;
-        let way = match way {
+        let id = match way {
             Way::Plain => "dense/linear",
             Way::Overlapping => "dense/linear/overlapping",
             Way::BehindNorm => "dense/behind-norm",
         };
-        bench.cuda(&format!("{way}/{model}/{name}/r{rows}"), bytes, copies, |copy| {
+        bench.cuda(&format!("{id}/{model}/{name}/r{rows}"), bytes, copies, |copy| {
             let (in_front, x, weight, out, workspace) = prepared.get_or_insert_with(|| {
                 (
-                    behind_norm.then(|| InFront::new(&device, rows, k)),
+                    (way == Way::BehindNorm).then(|| InFront::new(&device, rows, k)),
                     random(&queue, rows * k),
                     random(&queue, copies * outputs * k),
                     random(&queue, rows * n),
@@ -419,9 +417,8 @@ mod cuda {
         if epilogue != Epilogue::Store || too_wide || !CublasLt::is_there() {
             return;
         }
-        let device = bench.shared_device().expect("there is one");
         let (bytes, copies) = rotation(bench, (n, k), rows, n);
-        let queue = device.queue.clone();
+        let device = bench.shared_device().expect("there is one");
         let (id, pinned, behind_norm) = match way {
             Peer::Free => ("dense/cublaslt", None, false),
             Peer::Pinned(pinned) => ("dense/cublaslt-pinned", Some(pinned), false),
@@ -435,11 +432,11 @@ mod cuda {
                     None => Rc::new(CublasLt::free(&device, [n, k]).unwrap_or_else(|e| panic!("{e}"))),
                 };
                 let in_front = behind_norm.then(|| InFront::new(&device, rows, k));
-                let weight = random(&queue, copies * n * k);
-                (library, in_front, random(&queue, rows * k), weight, random(&queue, rows * n))
+                let random = |len| random(&device.queue, len);
+                (library, in_front, random(rows * k), random(copies * n * k), random(rows * n))
             });
             if let Some(norm) = in_front {
-                norm.run(&queue, x)?;
+                norm.run(&device.queue, x)?;
             }
             let weight = Cuda::slice(&Cuda::view(weight), copy * n * k..(copy + 1) * n * k);
             library.run(&mut Operands { x, weight, out }, 0..rows).unwrap_or_else(|e| panic!("{e}"));

@@ -16,8 +16,8 @@ use std::{error::Error, ffi::c_void, fmt, mem::MaybeUninit, ops::Range, sync::Ar
 const WORKSPACE: usize = 32 << 20;
 /// What an algorithm may need at the most rows, that takes k in parts and adds up what it stored.
 const PINNED_WORKSPACE: usize = 2 << 30;
-/// How much of the library's ranking is tried.
-const CANDIDATES: usize = 8;
+/// How much of the library's ranking is tried: more where nothing keeps rows.
+const CANDIDATES: [usize; 2] = [8, 64];
 /// Rows for which it is asked for its ranking.
 const RANKED_AT: [usize; 3] = [1, 16, 64];
 /// Rows that a candidate must take, and keep the bits of, before it is pinned.
@@ -76,32 +76,52 @@ impl CublasLt {
         let differences = FirstDifference::new(device)?;
         let mut timer = Timer::new(device)?;
         let mut alone = Cuda::zeros(&device.queue, MOST_TRIED * n)?;
-        let candidates = library.candidates()?;
-        let most = candidates.iter().map(|candidate| candidate.workspace).max().unwrap_or(0);
-        library.workspace = Cuda::zeros(&device.queue, most.max(WORKSPACE))?;
-        let mut best = None;
-        for Candidate { algorithm, .. } in &candidates {
-            library.pinned = Some(*algorithm);
-            let Operands { x, weight, .. } = operands;
-            let mut one_by_one = Operands { x, weight: weight.slice(..), out: &mut alone };
-            (0..MOST_TRIED).try_for_each(|row| library.run(&mut one_by_one, row..row + 1))?;
-            let mut keeps = true;
-            for rows in TRIED {
-                library.run(operands, 0..rows)?;
-                keeps &= differences.of(operands.out.slice(..rows * n), alone.slice(..rows * n))?.is_none();
+        let mut tried = 0;
+        for ranked in CANDIDATES {
+            let candidates = library.candidates(ranked)?;
+            let most = candidates.iter().map(|candidate| candidate.workspace).max().unwrap_or(0);
+            library.workspace = Cuda::zeros(&device.queue, most.max(WORKSPACE))?;
+            tried = candidates.len();
+            let mut best = None;
+            for Candidate { algorithm, .. } in candidates {
+                library.pinned = Some(algorithm);
+                if !library.keeps_rows(&differences, operands, &mut alone)? {
+                    continue;
+                }
+                let mut time = Duration::ZERO;
+                for rows in [1, 64] {
+                    time += library.least_of_five(&mut timer, operands, rows)?;
+                }
+                if best.is_none_or(|(least, _)| time < least) {
+                    best = Some((time, algorithm));
+                }
             }
-            let mut time = Duration::ZERO;
-            for rows in [1, 64] {
-                time += library.least_of_five(&mut timer, operands, rows)?;
-            }
-            if keeps && best.is_none_or(|(least, _)| time < least) {
-                best = Some((time, *algorithm));
+            if let Some((_, algorithm)) = best {
+                library.pinned = Some(algorithm);
+                return Ok(library);
             }
         }
-        let none =
-            || format!("cublasLt: none of {} algorithms keeps the rows of {n} x {k}", candidates.len());
-        library.pinned = Some(best.ok_or_else(none)?.1);
-        Ok(library)
+        Err(format!("cublasLt: none of {tried} algorithms keeps the rows of {n} x {k}").into())
+    }
+
+    /// Whether rows together are rows alone, in the numbers tried.
+    fn keeps_rows(
+        &self,
+        differences: &FirstDifference,
+        operands: &mut Operands<'_>,
+        alone: &mut CudaSlice<bf16>,
+    ) -> Result<bool> {
+        let Operands { x, weight, .. } = operands;
+        let mut one_by_one = Operands { x, weight: weight.slice(..), out: alone };
+        (0..MOST_TRIED).try_for_each(|row| self.run(&mut one_by_one, row..row + 1))?;
+        for rows in TRIED {
+            self.run(operands, 0..rows)?;
+            let len = rows * self.n;
+            if differences.of(operands.out.slice(..len), alone.slice(..len))?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn least_of_five(
@@ -165,11 +185,11 @@ impl CublasLt {
 
     /// What the library ranks first at some numbers of rows, as it is and with k in one part, without what does not
     /// take all numbers.
-    fn candidates(&self) -> Result<Vec<Candidate>> {
+    fn candidates(&self, ranked: usize) -> Result<Vec<Candidate>> {
         let mut found: Vec<Candidate> = Vec::new();
         for rows in RANKED_AT {
-            for ranked in Product::new([rows, self.n, self.k])?.ranking(self.handle, CANDIDATES)? {
-                for algorithm in [Some(ranked), in_one_part(ranked)].into_iter().flatten() {
+            for first in Product::new([rows, self.n, self.k])?.ranking(self.handle, ranked)? {
+                for algorithm in [Some(first), in_one_part(first)].into_iter().flatten() {
                     if found.iter().all(|other| other.algorithm.data != algorithm.data) {
                         found.push(Candidate { algorithm, workspace: 0 });
                     }

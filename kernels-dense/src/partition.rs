@@ -22,8 +22,10 @@ pub struct Grid {
     pub path: Path,
     /// Rows of the weight that a block has at a time: 64 or 128; on [`Path::Sm90`] only.
     pub tile_rows: usize,
-    /// Thread blocks; on [`Path::Sm90`] only.
+    /// Thread blocks; on [`Path::Sm90`] only. Of a launch that has more rows than columns side by side: for each.
     pub blocks: usize,
+    /// Rows of x that are computed together; others follow, or stand beside them.
+    pub columns: usize,
 }
 
 /// Elements of k that are loaded together.
@@ -35,11 +37,14 @@ const ENOUGH: usize = 128;
 const MOST_SEGMENTS: usize = 8;
 /// Shorter segments would cost more in adding up than in reading.
 const FEWEST_STEPS: usize = 8;
+/// The most columns of which blocks of one launch may have some each, and of tiles of 64 rows.
+const MOST_BESIDE: usize = 64;
+/// Rows of as many such blocks as a grid has in its second dimension.
+const MOST_GROUPS: usize = MOST_BESIDE * 65_535;
 /// `LS_DENSE_ZEROED_WORDS`, in bytes.
 pub(crate) const ZEROED: usize = 4 * 2048;
 /// `LS_DENSE_MAX_BLOCKS`.
 const MAX_BLOCKS: usize = 1024;
-/// Rows of x that are computed together.
 const COLUMNS_SM90: [usize; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 const COLUMNS_SM80: [usize; 4] = [8, 16, 32, 64];
 
@@ -66,7 +71,6 @@ pub(crate) struct Stream {
     n: usize,
     steps: usize,
     pub(crate) segment: usize,
-    pub(crate) columns: usize,
     pub(crate) grid: Grid,
     pub(crate) programmatic: bool,
 }
@@ -89,16 +93,22 @@ impl Stream {
         let segment = segment(k, weight_rows);
         let hopper = built.sm90a && device.arch == Some(Arch::SM90);
         let path = if hopper { Path::Sm90 } else { Path::Sm80 };
-        let grid = Grid { path, tile_rows: 128, blocks: 1 };
+        let grid = Grid { path, tile_rows: 128, blocks: 1, columns: 1 };
         let mut stream =
-            Stream { form, rows, n, steps: k.div_ceil(STEP), segment, columns: 0, grid, programmatic: false };
+            Stream { form, rows, n, steps: k.div_ceil(STEP), segment, grid, programmatic: false };
         if stream.units().saturating_mul(segment / STEP) > i32::MAX as usize {
             let what = format!("a weight of {weight_rows} x {k} on CUDA");
             return Err(Error::Unsupported { op, what });
         }
-        // Tiles of 64 rows where those of 128 would leave half of the chip without any.
-        if form == Form::Linear && rows <= 64 && 2 * stream.units() <= device.multiprocessors {
-            stream.grid.tile_rows = 64;
+        // As few readings of the weight as there can be, none of them of more columns than it needs.
+        let each = |most| rows.div_ceil(rows.div_ceil(most).max(1));
+        stream.grid.columns = each(*stream.widths(path).last().expect("there are some"));
+        // Tiles of 64 rows where those of 128 would leave half of the chip without any. Of many rows a few at a time, side
+        // by side, where all of them together would leave three quarters of it.
+        let busy = stream.units() * if rows > MOST_BESIDE { 4 } else { 2 };
+        if form == Form::Linear && path == Path::Sm90 && rows <= MOST_GROUPS && busy <= device.multiprocessors
+        {
+            stream.grid = Grid { tile_rows: 64, columns: each(MOST_BESIDE), ..stream.grid };
         }
         // Blocks of one unit each add up the segments of a tile among themselves.
         let most = if stream.segments() > 1 { MAX_BLOCKS } else { device.multiprocessors.max(1) };
@@ -109,21 +119,24 @@ impl Stream {
     /// The same with another grid; what the kernels do not have becomes what they have.
     pub(crate) fn with(self, grid: Grid) -> Self {
         let mut stream = Stream { grid, ..self };
-        if self.form != Form::Linear || self.rows > 64 || grid.path == Path::Sm80 {
+        let widths = self.widths(grid.path);
+        let columns = widths.iter().find(|width| **width >= grid.columns).or(widths.last());
+        stream.grid.columns = *columns.expect("there are some");
+        if self.form != Form::Linear || stream.grid.columns > MOST_BESIDE || grid.path == Path::Sm80 {
             stream.grid.tile_rows = 128;
         }
-        let columns: &[usize] = match (grid.path, self.form) {
+        stream.grid.blocks = grid.blocks.min(stream.units()).clamp(1, MAX_BLOCKS);
+        stream
+    }
+
+    /// The numbers of columns that there are kernels for.
+    fn widths(&self, path: Path) -> &'static [usize] {
+        match (path, self.form) {
             (Path::Sm80, Form::Gated) => &COLUMNS_SM80[..3],
             (Path::Sm80, _) => &COLUMNS_SM80,
             (Path::Sm90, Form::Head) => &COLUMNS_SM90[..8],
             (Path::Sm90, _) => &COLUMNS_SM90,
-        };
-        let most = columns[columns.len() - 1];
-        // As few readings of the weight as there can be, none of them of more columns than it needs.
-        let each = self.rows.div_ceil(self.rows.div_ceil(most).max(1));
-        stream.columns = columns.iter().copied().find(|c| *c >= each).unwrap_or(most);
-        stream.grid.blocks = grid.blocks.min(stream.units()).clamp(1, MAX_BLOCKS);
-        stream
+        }
     }
 
     fn segments(&self) -> usize {
@@ -138,7 +151,7 @@ impl Stream {
 
     /// Bytes of the workspace: words that are zero between runs, then what may be anything.
     pub(crate) fn workspace_bytes(&self) -> usize {
-        let Grid { path, tile_rows, blocks } = self.grid;
+        let Grid { path, tile_rows, blocks, columns } = self.grid;
         let head = self.form == Form::Head;
         match path {
             // The best of each 64 ids, for each row.
@@ -146,8 +159,8 @@ impl Stream {
             Path::Sm80 => 0,
             Path::Sm90 => {
                 let tiles = blocks + if self.segments() > 1 { self.units() } else { 0 };
-                let best = if head { 8 * blocks * self.columns } else { 0 };
-                ZEROED + 4 * tiles * tile_rows * self.columns + best
+                let best = if head { 8 * blocks * columns } else { 0 };
+                ZEROED + 4 * tiles * tile_rows * columns + best
             }
         }
     }
@@ -200,20 +213,18 @@ mod tests {
                 let s = stream(Form::Linear, rows, n, k);
                 assert_eq!(s.segment, segment(k, n));
                 assert!(s.grid.blocks <= s.units());
-                assert_eq!(
-                    rows.div_ceil(s.columns),
-                    rows.div_ceil(256),
-                    "{rows} rows, {} at a time",
-                    s.columns
-                );
-                assert!(s.grid.tile_rows == 128 || rows <= 64);
+                let Grid { tile_rows, columns, .. } = s.grid;
+                let most = if tile_rows == 64 { 64 } else { 256 };
+                assert_eq!(rows.div_ceil(columns), rows.div_ceil(most), "{rows} rows, {columns} at a time");
+                // Nothing is handed on or added up through memory where rows stand side by side.
+                assert!(tile_rows == 128 || (s.grid.blocks == s.units() && s.segments() <= 8));
             }
         }
     }
 
     #[test]
     fn no_more_columns_than_a_reading_needs() {
-        let columns = |form, rows| stream(form, rows, 5120, 6144).columns;
+        let columns = |form, rows| stream(form, rows, 5120, 6144).grid.columns;
         for (rows, want) in [(1, 8), (64, 64), (65, 96), (97, 128), (129, 192), (192, 192), (193, 256)] {
             assert_eq!(columns(Form::Linear, rows), want, "{rows} rows");
         }
@@ -227,21 +238,28 @@ mod tests {
 
     #[test]
     fn grids_of_an_h200() {
-        let grid = |rows, n, k| stream(Form::Linear, rows, n, k).grid;
-        let sm90 = |tile_rows, blocks| Grid { path: Path::Sm90, tile_rows, blocks };
-        assert_eq!(grid(1, 5120, 6144), sm90(128, 120));
-        assert_eq!(grid(1, 14336, 5120), sm90(128, 112));
-        assert_eq!(grid(1, 16384, 5120), sm90(128, 128));
-        assert_eq!(grid(1, 34816, 5120), sm90(128, 132));
-        assert_eq!(grid(1, 96, 5120), sm90(64, 16));
-        assert_eq!(grid(65, 96, 5120), sm90(128, 8));
-        assert_eq!(grid(1, 2048, 4096), sm90(128, 128));
-        assert_eq!(grid(1, 9216, 2048), sm90(128, 72));
-        assert_eq!(grid(1, 1024, 2048), sm90(64, 64));
-        assert_eq!(stream(Form::Gated, 1, 17408, 5120).grid, sm90(128, 132));
+        let grid = |rows, n, k| {
+            let Grid { path, tile_rows, blocks, columns } = stream(Form::Linear, rows, n, k).grid;
+            assert_eq!(path, Path::Sm90);
+            (tile_rows, blocks, columns)
+        };
+        assert_eq!(grid(1, 5120, 6144), (128, 120, 8));
+        assert_eq!(grid(1, 14336, 5120), (128, 112, 8));
+        assert_eq!(grid(1, 16384, 5120), (128, 128, 8));
+        assert_eq!(grid(1, 34816, 5120), (128, 132, 8));
+        assert_eq!(grid(1, 96, 5120), (64, 16, 8));
+        assert_eq!(grid(1, 2048, 4096), (128, 128, 8));
+        assert_eq!(grid(1, 9216, 2048), (128, 72, 8));
+        assert_eq!(grid(1, 1024, 2048), (64, 64, 8));
+        // Two, four and 64 times as many blocks side by side.
+        assert_eq!((grid(65, 96, 5120), grid(256, 96, 5120)), ((64, 16, 48), (64, 16, 64)));
+        assert_eq!((grid(4096, 96, 5120), grid(256, 1024, 2048)), ((64, 16, 64), (64, 64, 64)));
+        assert_eq!((grid(65, 2048, 4096), grid(256, 5120, 6144)), ((128, 128, 96), (128, 120, 256)));
+        let gated = stream(Form::Gated, 1, 17408, 5120).grid;
+        assert_eq!(gated, Grid { path: Path::Sm90, tile_rows: 128, blocks: 132, columns: 8 });
         let device = DeviceInfo::a100();
         let s = Stream::plan("dense::test", Form::Gated, [64, 512, 64], &device, BOTH).unwrap().unwrap();
-        assert_eq!((s.grid.path, s.columns, s.workspace_bytes()), (Path::Sm80, 32, 0));
+        assert_eq!((s.grid.path, s.grid.columns, s.workspace_bytes()), (Path::Sm80, 32, 0));
         // A build without Hopper's instructions has the other path there.
         let early = Archs { sm80: true, sm90a: false };
         let s = Stream::plan("dense::test", Form::Linear, [1, 512, 64], &DeviceInfo::h200(), early);
@@ -255,7 +273,10 @@ mod tests {
         // One segment: accumulators that are handed on.
         assert_eq!(stream(Form::Linear, 64, 34816, 5120).workspace_bytes(), 8192 + 4 * 132 * 128 * 64);
         let head = stream(Form::Head, 100, 248_320, 5120);
-        assert_eq!((head.columns, head.workspace_bytes()), (128, 8192 + 4 * 132 * 128 * 128 + 8 * 132 * 128));
+        assert_eq!(
+            (head.grid.columns, head.workspace_bytes()),
+            (128, 8192 + 4 * 132 * 128 * 128 + 8 * 132 * 128)
+        );
     }
 
     #[test]

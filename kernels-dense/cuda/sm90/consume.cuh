@@ -221,6 +221,7 @@ struct Consumer {
     constexpr int kBatch = kEights < 4 ? kEights : kEights % 4 != 0 ? 3 : kResident == 2 ? 2 : 4;
     static_assert(kEights % kBatch == 0, "none is left");
     if constexpr (S::kClusters) asm volatile("" : "+r"(of));  // as in for_turns
+    const int first_row = S::first_row();
     int turn = 0;
 #pragma unroll
     for (int begin = 0; begin < kEights; begin += kBatch) {
@@ -230,7 +231,8 @@ struct Consumer {
         turn = turn_before;
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          const int column = 8 * (begin + i) + pairs.column(), feature = first + 16 * warp + pairs.feature();
+          const int column = first_row + 8 * (begin + i) + pairs.column();
+          const int feature = first + 16 * warp + pairs.feature();
           if (turn == which) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

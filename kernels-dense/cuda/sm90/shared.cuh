@@ -19,6 +19,8 @@ struct Shared {
   static constexpr int kConsumers = kGroups * kWarpgroup;
   // Where multiprocessors have room for two blocks, clusters of more than two find room, too.
   static constexpr bool kClusters = kKind == Kind::Linear && kResident == 2;
+  // And of more rows than columns, blocks of one launch may have some each: they owe nothing to each other.
+  static constexpr bool kBeside = kClusters;
   // Where not, blocks with neighbouring tiles read many rows of x together.
   static constexpr bool kTeams = kResident == 1 && kN >= 32;
   // As a warpgroup they can leave registers to the others.
@@ -44,6 +46,9 @@ struct Shared {
   Barrier weights_free[kStages], rows_free[kStages];  // of both; of rows of the whole team, where there is one
   Barrier sums_there;                                 // what other blocks of the cluster have sent
   uint32_t last;                                      // whether this block was the last to arrive
+
+  // Of this block's columns, among the layer's rows.
+  static __device__ __forceinline__ int32_t first_row() { return kBeside ? int32_t(blockIdx.y) * kN : 0; }
 };
 
 // A stage of the ring, and the parity of its turn.

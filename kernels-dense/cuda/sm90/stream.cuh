@@ -56,7 +56,7 @@ struct Producer {
   // Each block of a team brings some of the rows to all of them.
   __device__ __forceinline__ void run_rows() const {
     const uint64_t policy = policy_read_again();
-    const int32_t rows = rows_each(layer.rows, deal.team), own = blockIdx.x % deal.team;
+    const int32_t rows = rows_each(layer.rows, deal.team), own = blockIdx.x % deal.team, first = S::first_row();
     const uint32_t bytes = rows * deal.team * kRowBytes;
     const uint16_t team = (1 << deal.team) - 1;
     const Share share(deal);
@@ -67,7 +67,7 @@ struct Producer {
       Barrier& there = shared.rows_there[at.stage];
       there.arrive_and_expect(bytes);
       uint8_t* const to = shared.rows[at.stage] + own * rows * kRowBytes;
-      const int32_t from[5] = {walk.k(), own * rows, 0, 0, 0};
+      const int32_t from[5] = {walk.k(), first + own * rows, 0, 0, 0};
       if (deal.team > 1) {
         tensor_load_to_many(to, x, from, there, team, policy);
       } else {
@@ -77,6 +77,7 @@ struct Producer {
   }
   // Rows that a block brings; those of a team are whole periods of the swizzle.
   static __host__ __device__ __forceinline__ int32_t rows_each(int32_t rows, int32_t team) {
+    if constexpr (S::kBeside) return rows < kN ? rows : kN;
     return team == 1 ? rows : (rows + 8 * team - 1) / (8 * team) * 8;
   }
 };
@@ -142,16 +143,19 @@ int32_t launch_columns(const Layer& all, int32_t blocks, bool programmatic, ls_s
   constexpr uint32_t kBox = kKind == Kind::Gated ? kTileFeatures : kGroups * kTileFeatures;
   int32_t status =
       matrix_map(all.weight, all.valid, all.k, all.weight_stride, kBox, CU_TENSOR_MAP_L2_PROMOTION_NONE, weight);
-  for (int32_t first = 0; first < all.rows && status == LS_OK; first += kN) {
-    const Layer layer = all.block(first, all.rows - first < kN ? all.rows - first : kN);
+  // Rows of a launch: all, where each block begins and ends a unit and adds up within its cluster at most.
+  const bool beside = S::kBeside && blocks == units && (clusters || all.segments == 1);
+  const int32_t most = beside ? all.rows : kN;
+  for (int32_t first = 0; first < all.rows && status == LS_OK; first += most) {
+    const Layer layer = all.block(first, all.rows - first < most ? all.rows - first : most);
     // What lies behind the rows in a stage may be anything: no column knows of another one.
     const uint32_t box = Producer<kN, kGroups, kKind, kResident>::rows_each(layer.rows, team);
     status = matrix_map(layer.x, layer.rows, layer.k, layer.x_stride, box, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, x);
     if (status != LS_OK) break;
-    // The next rows read the weight again.
+    // Other rows read the weight again.
     const bool keep = all.rows > kN;
-    status = launch_clusters(kernel, blocks, clusters ? all.segments : team, S::kThreads, kBytes, stream, programmatic,
-                             layer, deal, keep, weight, x);
+    status = launch_clusters(kernel, dim3(blocks, ceil_div(layer.rows, kN)), clusters ? all.segments : team, S::kThreads,
+                             kBytes, stream, programmatic, layer, deal, keep, weight, x);
   }
   return status;
 }

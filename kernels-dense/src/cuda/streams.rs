@@ -73,7 +73,7 @@ pub(super) fn linear<A: Activation, W: Activation>(
             Epilogue::SigmoidGate => sys::LS_DENSE_SIGMOID_GATE,
         },
         segment: stream.segment as i32,
-        columns: stream.columns as i32,
+        columns: stream.grid.columns as i32,
         tile_rows: stream.grid.tile_rows as i32,
         blocks: stream.grid.blocks as i32,
         programmatic: i32::from(stream.programmatic),
@@ -127,7 +127,7 @@ pub(super) fn head<A: Activation, W: Activation>(
         features: problem.weight_rows() as i32,
         valid: problem.valid as i32,
         segment: stream.segment as i32,
-        columns: stream.columns as i32,
+        columns: stream.grid.columns as i32,
         blocks: stream.grid.blocks as i32,
         programmatic: i32::from(stream.programmatic),
     };

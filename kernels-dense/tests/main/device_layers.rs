@@ -79,6 +79,36 @@ pub(crate) fn widths_share_their_bits(device: &Device) {
     }
 }
 
+/// Many rows, a few at a time: blocks beside blocks of one launch where each has a unit, launch behind launch where not.
+pub(crate) fn rows_beside_rows_share_their_bits(device: &Device) {
+    let early = |grid: Grid| Grid { path: Path::Sm80, ..grid };
+    for epilogue in crate::bits::EPILOGUES {
+        // One segment, three and eight.
+        for (n, k) in [(264, 136), (136, 1096), (72, 4104)] {
+            let mut layer = Layer::<Cuda>::random(&device.queue, n, k, epilogue);
+            for rows in [65, 100, 129, 256, 520].into_iter().step_by(stride(3)) {
+                let (x, before) = (rows_of(rows, k, 26), rows_of(rows, n, 27));
+                let want = layer.run(&before, &x, |op| op.with_grid(early));
+                for (columns, tile_rows, blocks) in [
+                    (8, 64, usize::MAX),
+                    (24, 128, usize::MAX),
+                    (64, 64, usize::MAX),
+                    (64, 128, usize::MAX),
+                    (48, 64, 2),
+                    (64, 128, 1),
+                    (96, 128, usize::MAX),
+                ] {
+                    let choose = |grid| Grid { columns, tile_rows, blocks, ..grid };
+                    let got = layer.run(&before, &x, |op| op.with_grid(choose));
+                    let what =
+                        format!("{rows} rows, {columns} at a time, tiles of {tile_rows}, {blocks} blocks");
+                    assert_same_bits(&format!("{what}, {n} x {k}, {epilogue:?}"), &got, &want);
+                }
+            }
+        }
+    }
+}
+
 /// What blocks chose lies behind all sums: a block that is done must not write where others still have to read.
 pub(crate) fn choices_lie_behind_sums(device: &Device) {
     let queue = &device.queue;

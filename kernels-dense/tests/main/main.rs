@@ -175,6 +175,9 @@ fn main() {
     gpu!(suite, "cuda::layers::widths_share_their_bits", |device| {
         device_layers::widths_share_their_bits(device)
     });
+    gpu!(suite, "cuda::layers::rows_beside_rows_share_their_bits", |device| {
+        device_layers::rows_beside_rows_share_their_bits(device)
+    });
     gpu!(suite, "cuda::layers::choices_lie_behind_sums", |device| {
         device_layers::choices_lie_behind_sums(device)
     });

@@ -299,6 +299,8 @@ typedef struct ls_dense_moe_params {
   int32_t shared_down_segment;
   int32_t columns;            /* rows of an expert that are computed together: 8, 16, 32. Never changes a bit */
   int32_t rows_at_once;       /* more rows than that read the experts again. Never changes a bit */
+  int32_t tile_rows;          /* sm90 only: rows of gate and up that a block has at a time: 64, or, of 8 columns, 32.
+                               * Never changes a bit */
   int32_t multiprocessors;    /* sm90 only: of the device. Never changes a bit                  */
   int32_t programmatic;       /* 1: may begin, and load weights, while the preceding kernel still runs */
 } ls_dense_moe_params;

@@ -17,6 +17,10 @@ const MAX_PAIRS: usize = 8192;
 const ROWS_AT_ONCE: usize = 1024;
 /// Rows of an expert that are computed together.
 const COLUMNS: [usize; 3] = [8, 16, 32];
+/// Of gate and up together.
+const TILE_ROWS: usize = 64;
+/// Blocks with up to 16 columns that a multiprocessor has room for.
+const BLOCKS_OF_ONE: usize = 3;
 
 /// What a launch of the kernels may choose. No output bit depends on it.
 #[doc(hidden)]
@@ -28,6 +32,8 @@ pub struct MoeGrid {
     pub columns: usize,
     /// Rows that are routed and computed together.
     pub rows_at_once: usize,
+    /// Rows of gate and up that a block has at a time: 64, or, of 8 columns, 32; on [`Path::Sm90`] only.
+    pub tile_rows: usize,
 }
 
 /// A launch on a CUDA device.
@@ -89,7 +95,7 @@ impl Mixture {
         if !plan::has_kernel(op, device, built)? {
             return Ok(None);
         }
-        let grid = MoeGrid { path: Path::Sm90, columns: 8, rows_at_once: ROWS_AT_ONCE };
+        let grid = MoeGrid { path: Path::Sm90, columns: 8, rows_at_once: ROWS_AT_ONCE, tile_rows: TILE_ROWS };
         let multiprocessors = device.multiprocessors.max(1);
         let hopper = built.sm90a && device.arch == Some(Arch::SM90);
         let mixture = Mixture { problem, grid, programmatic: false, multiprocessors, hopper };
@@ -102,7 +108,12 @@ impl Mixture {
             Path::Sm90 => 2 * each,
         };
         let columns = COLUMNS.into_iter().find(|c| *c >= fit).unwrap_or(COLUMNS[2]);
-        Ok(Some(mixture.with(MoeGrid { columns, ..grid })))
+        // Half tiles where there is room for all of them at once: a block reads no faster if others have nothing to do.
+        let tiles = |width: usize| (2 * width).div_ceil(TILE_ROWS / 2);
+        let of_row = problem.top_k * tiles(problem.intermediate) + tiles(problem.shared_intermediate);
+        let room = problem.rows.saturating_mul(of_row) <= BLOCKS_OF_ONE * multiprocessors;
+        let tile_rows = if room { TILE_ROWS / 2 } else { TILE_ROWS };
+        Ok(Some(mixture.with(MoeGrid { columns, tile_rows, ..grid })))
     }
 
     /// The same with another grid; what the kernels do not have becomes what they have.
@@ -112,7 +123,12 @@ impl Mixture {
         let path = if self.hopper && whole { grid.path } else { Path::Sm80 };
         let columns = COLUMNS.into_iter().find(|c| *c >= grid.columns).unwrap_or(COLUMNS[2]);
         let most = (MAX_PAIRS / top_k).min(rows).max(1);
-        Mixture { grid: MoeGrid { path, columns, rows_at_once: grid.rows_at_once.clamp(1, most) }, ..self }
+        let half = path == Path::Sm90 && columns == COLUMNS[0] && grid.tile_rows < TILE_ROWS;
+        let tile_rows = if half { TILE_ROWS / 2 } else { TILE_ROWS };
+        Mixture {
+            grid: MoeGrid { path, columns, rows_at_once: grid.rows_at_once.clamp(1, most), tile_rows },
+            ..self
+        }
     }
 
     pub(crate) fn segments(&self) -> Segments {
@@ -202,9 +218,10 @@ mod tests {
 
     #[test]
     fn rows_choose_the_grid() {
-        let sm90 = |columns, rows_at_once| MoeGrid { path: Path::Sm90, columns, rows_at_once };
+        let sm90 = |columns, rows_at_once| MoeGrid { path: Path::Sm90, columns, rows_at_once, tile_rows: 64 };
         let grid = |rows, top_k| plan(MoeProblem { rows, top_k, ..REAL }).grid;
-        assert_eq!(grid(1, 8), sm90(8, 1));
+        assert_eq!(grid(1, 8), MoeGrid { tile_rows: 32, ..sm90(8, 1) }, "288 tiles for 396 blocks");
+        assert_eq!(grid(2, 8), sm90(8, 2), "half tiles would be 576");
         assert_eq!(grid(9, 8), sm90(8, 9));
         assert_eq!(grid(159, 8), sm90(8, 159));
         assert_eq!(grid(160, 8), sm90(16, 160), "5 of an expert");
@@ -212,12 +229,12 @@ mod tests {
         assert_eq!(grid(3000, 8), sm90(32, 1024));
         assert_eq!(grid(3000, 32), sm90(32, 256));
         // No rows: no launch, but a plan.
-        assert_eq!(grid(0, 8), sm90(8, 1));
+        assert_eq!(grid(0, 8), MoeGrid { tile_rows: 32, ..sm90(8, 1) });
     }
 
     #[test]
     fn devices_and_widths_choose_the_path() {
-        let sm80 = |columns, rows_at_once| MoeGrid { path: Path::Sm80, columns, rows_at_once };
+        let sm80 = |columns, rows_at_once| MoeGrid { path: Path::Sm80, columns, rows_at_once, tile_rows: 64 };
         let grid = |problem, device: &DeviceInfo, built| {
             Mixture::plan("dense::test", problem, device, built).unwrap().unwrap().grid
         };

@@ -587,6 +587,7 @@ pub struct ls_dense_moe_params {
     pub shared_down_segment: i32,
     pub columns: i32,
     pub rows_at_once: i32,
+    pub tile_rows: i32,
     pub multiprocessors: i32,
     pub programmatic: i32,
 }
@@ -674,10 +675,12 @@ const _: () = {
         [::core::mem::offset_of!(ls_dense_moe_params, columns) - 268usize];
     ["Offset of field: ls_dense_moe_params::rows_at_once"]
         [::core::mem::offset_of!(ls_dense_moe_params, rows_at_once) - 272usize];
+    ["Offset of field: ls_dense_moe_params::tile_rows"]
+        [::core::mem::offset_of!(ls_dense_moe_params, tile_rows) - 276usize];
     ["Offset of field: ls_dense_moe_params::multiprocessors"]
-        [::core::mem::offset_of!(ls_dense_moe_params, multiprocessors) - 276usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, multiprocessors) - 280usize];
     ["Offset of field: ls_dense_moe_params::programmatic"]
-        [::core::mem::offset_of!(ls_dense_moe_params, programmatic) - 280usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, programmatic) - 284usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {

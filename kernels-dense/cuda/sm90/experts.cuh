@@ -1,5 +1,5 @@
-// Linear layers of many experts in one launch, as a stream: a warp brings tiles of weights through a ring, four warps
-// multiply.
+// Linear layers of many experts in one launch, as a stream: a warp brings tiles of weights through a ring, two or four
+// warps multiply.
 //
 // Blocks stay and walk through the tiles of all groups, so that memory waits neither for a tile's end nor for a block's
 // start. A few of them share a multiprocessor: tiles are small, and one that begins or ends leaves the others
@@ -15,23 +15,25 @@
 
 namespace lockstep::dense::sm90 {
 
-constexpr int kExpertWarps = 4;  // that multiply
-constexpr int kExpertThreads = 32 * (kExpertWarps + 1);
-constexpr int kExpertStages = 5;
 // Of a multiprocessor: what shared memory has room for.
 constexpr int expert_blocks(int columns) { return columns <= 16 ? 3 : 2; }
 
-// kN: columns.
-template <int kN>
+// kN: columns. kWarps: that multiply; each has 16 of a tile's rows of the weight.
+template <int kN, int kWarps>
 struct ExpertShared {
+  static constexpr int kThreads = 32 * (kWarps + 1);
+  static constexpr int kTileRows = 16 * kWarps;
+  static constexpr int kBytes = kTileRows * kRowBytes;
+  // As many bytes on their way.
+  static constexpr int kStages = 20 / kWarps;
   // Rows come for several steps at once: a copy of many bytes takes no longer than one of few.
   static constexpr int kPartSteps = kN == 8 ? 8 : 4;
   // With a gap: eight rows lie in different banks.
   static constexpr int kPitch = kPartSteps * kRowBytes + kVectorBytes;
 
-  uint8_t weights[kExpertStages][kTileBytes];  // [stage][features, 64], swizzled
-  uint8_t rows[2][kN][kPitch];                 // [part][columns, 64 * kPartSteps]
-  Barrier full[kExpertStages], empty[kExpertStages];
+  uint8_t weights[kStages][kBytes];  // [stage][tile's rows, 64], swizzled
+  uint8_t rows[2][kN][kPitch];       // [part][columns, 64 * kPartSteps]
+  Barrier full[kStages], empty[kStages];
   Barrier rows_full[2], rows_empty[2];
 };
 
@@ -44,10 +46,10 @@ struct Task {
 
 // Tasks stand in a row: groups of the shared expert, then the others; tiles of a group beside each other, so that all
 // groups of an expert find its weights in the L2 cache.
-template <Kind kKind>
+template <int kWarps, Kind kKind>
 struct Tasks {
   // Half of a tile are gate rows if there are up rows.
-  static constexpr int kFeatures = kKind == Kind::Gated ? kTileFeatures / 2 : kTileFeatures;
+  static constexpr int kFeatures = kKind == Kind::Gated ? 8 * kWarps : 16 * kWarps;
 
   const Experts& e;
   int shared_tiles, routed_tiles, shared_tasks, tasks;
@@ -84,11 +86,11 @@ struct Tasks {
 };
 
 // One warp: a lane brings the weights, each the row of a column.
-template <int kN, Kind kKind>
+template <int kN, int kWarps, Kind kKind>
 struct ExpertProducer {
-  using S = ExpertShared<kN>;
+  using S = ExpertShared<kN, kWarps>;
 
-  const Tasks<kKind>& tasks;
+  const Tasks<kWarps, kKind>& tasks;
   const CUtensorMap &routed, &shared;
   S& s;
   const int lane;
@@ -96,8 +98,8 @@ struct ExpertProducer {
 
   __device__ __forceinline__ void bring_weights(const Task& task, int step, int stage) const {
     Barrier& full = s.full[stage];
-    full.arrive_and_expect(kTileBytes);
-    const int first = task.tile * Tasks<kKind>::kFeatures;
+    full.arrive_and_expect(S::kBytes);
+    const int first = task.tile * Tasks<kWarps, kKind>::kFeatures;
     tensor_load(s.weights[stage], task.shared ? shared : routed, {step * kStep, first, 0, task.group.expert, 0}, full,
                 once);
   }
@@ -119,21 +121,26 @@ struct ExpertProducer {
     if (row != nullptr) bulk_load(s.rows[part][lane], row + step * kStep, bytes, full);
   }
 
-  // The first task's weights, if it is known before the preceding kernel is done: a lane fills a stage.
-  __device__ __forceinline__ bool begin(bool listed) const {
-    if (!listed && int(blockIdx.x) >= tasks.shared_tasks) return false;
-    const Task task = tasks.at(blockIdx.x);
-    if (task.group.count > 0 && lane < min(kExpertStages, tasks.layer(task).steps)) bring_weights(task, lane, lane);
+  // A task's first weights: a lane fills a stage.
+  __device__ __forceinline__ void begin(const Task& task) const {
+    if (task.group.count > 0 && lane < min(S::kStages, tasks.layer(task).steps)) bring_weights(task, lane, lane);
     __syncwarp();
+  }
+  // If the first task is known before the preceding kernel is done.
+  __device__ __forceinline__ bool begin_early(bool listed) const {
+    if (!listed && int(blockIdx.x) >= tasks.shared_tasks) return false;
+    begin(tasks.at(blockIdx.x));
     return true;
   }
 
   __device__ __forceinline__ void run(bool begun) const {
     int index = blockIdx.x;
     Task task = tasks.at(index);
+    // Before it is known where the rows are.
+    if (!begun) begin(task);
     const __nv_bfloat16* from = row(task);
-    int there = begun ? kExpertStages : 0;  // steps whose weights are on their way
-    Cursor<kExpertStages> at;
+    int there = S::kStages;  // steps whose weights are on their way
+    Cursor<S::kStages> at;
     Cursor<2> part;
     while (task.group.count > 0) {
       index += gridDim.x;
@@ -160,9 +167,9 @@ struct ExpertProducer {
   }
 };
 
-template <int kN, Kind kKind>
+template <int kN, int kWarps, Kind kKind>
 struct ExpertConsumer {
-  using S = ExpertShared<kN>;
+  using S = ExpertShared<kN, kWarps>;
   static constexpr int kEights = kN / 8;
   // Whether there are registers for all columns of the next step.
   static constexpr bool kAhead = kEights <= 2;
@@ -175,14 +182,14 @@ struct ExpertConsumer {
     uint32_t rows_at;                           // where the lane's row of the first eight lies
   };
 
-  const Tasks<kKind>& tasks;
+  const Tasks<kWarps, kKind>& tasks;
   S& s;
   const int warp;
   const Pairs pairs;
-  Cursor<kExpertStages> at;
+  Cursor<S::kStages> at;
   Cursor<2> part;
 
-  __device__ __forceinline__ ExpertConsumer(const Tasks<kKind>& tasks, S& s)
+  __device__ __forceinline__ ExpertConsumer(const Tasks<kWarps, kKind>& tasks, S& s)
       : tasks(tasks), s(s), warp(threadIdx.x / 32), pairs(threadIdx.x % 32) {}
 
   static __device__ __forceinline__ void load_rows(uint32_t (&rows)[2][4], uint32_t at, int eight) {
@@ -198,7 +205,7 @@ struct ExpertConsumer {
     s.full[at.stage].wait(at.parity);
     const int among = pairs.lane % 16;
     const int row =
-        kKind == Kind::Gated ? (among / 8) * (kTileFeatures / 2) + 8 * warp + among % 8 : 16 * warp + among;
+        kKind == Kind::Gated ? (among / 8) * (8 * kWarps) + 8 * warp + among % 8 : 16 * warp + among;
     const uint32_t weights = shared_address(s.weights[at.stage]) + row * kRowBytes;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -271,7 +278,7 @@ struct ExpertConsumer {
   // `to`: the output's rows of this thread's columns.
   __device__ __forceinline__ void finish(const Task& task, const Sums& d, const int (&to)[kEights]) const {
     const Layer& layer = tasks.layer(task);
-    const int first = task.tile * Tasks<kKind>::kFeatures;
+    const int first = task.tile * Tasks<kWarps, kKind>::kFeatures;
 #pragma unroll
     for (int eight = 0; eight < kEights; ++eight) {
       if (8 * eight >= task.group.count) continue;
@@ -312,35 +319,35 @@ struct ExpertConsumer {
 
 // `listed`: the groups were written before the preceding kernel, which lets this one begin only behind its own wait for
 // them. So they may be read, and weights asked for by them, before this kernel's wait.
-template <int kN, Kind kKind>
-__global__ void __launch_bounds__(kExpertThreads, expert_blocks(kN))
+template <int kN, int kWarps, Kind kKind>
+__global__ void __launch_bounds__(ExpertShared<kN, kWarps>::kThreads, expert_blocks(kN))
     experts(const Experts e, int group_count, bool listed, const __grid_constant__ CUtensorMap routed,
             const __grid_constant__ CUtensorMap shared) {
-  using S = ExpertShared<kN>;
-  static_assert(kN <= 32 && kExpertStages <= 32, "a lane brings a row, and fills a stage");
+  using S = ExpertShared<kN, kWarps>;
+  static_assert(kN <= 32 && S::kStages <= 32, "a lane brings a row, and fills a stage");
   extern __shared__ uint8_t bytes[];
   S& s = *reinterpret_cast<S*>(bytes + (1024 - shared_address(bytes) % 1024) % 1024);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == 32 * kExpertWarps) prefetch_map(routed), prefetch_map(shared);
-  if (threadIdx.x < kExpertStages) {
-    s.full[threadIdx.x].init(1), s.empty[threadIdx.x].init(kExpertWarps * kWarpArrivals);
+  if (threadIdx.x == 32 * kWarps) prefetch_map(routed), prefetch_map(shared);
+  if (threadIdx.x < S::kStages) {
+    s.full[threadIdx.x].init(1), s.empty[threadIdx.x].init(kWarps * kWarpArrivals);
     Barrier::publish();
   }
   if (threadIdx.x < 2) {
-    s.rows_full[threadIdx.x].init(1), s.rows_empty[threadIdx.x].init(kExpertWarps * kWarpArrivals);
+    s.rows_full[threadIdx.x].init(1), s.rows_empty[threadIdx.x].init(kWarps * kWarpArrivals);
     Barrier::publish();
   }
   __syncthreads();
-  const Tasks<kKind> tasks(e, group_count);
+  const Tasks<kWarps, kKind> tasks(e, group_count);
   // Kept by the L2 cache, weights would push out what is read again.
-  const ExpertProducer<kN, kKind> producer = {tasks, routed, shared, s, lane, policy_read_once()};
-  const bool begun = warp == kExpertWarps && producer.begin(listed);
+  const ExpertProducer<kN, kWarps, kKind> producer = {tasks, routed, shared, s, lane, policy_read_once()};
+  const bool begun = warp == kWarps && producer.begin_early(listed);
   pdl::wait();
   pdl::launch_dependents();
-  if (warp == kExpertWarps) {
+  if (warp == kWarps) {
     producer.run(begun);
   } else {
-    ExpertConsumer<kN, kKind>(tasks, s).run();
+    ExpertConsumer<kN, kWarps, kKind>(tasks, s).run();
   }
 }
 
@@ -357,14 +364,15 @@ inline int32_t stack_map(const Layer& layer, int32_t blocks, int32_t count, int6
   return stack.encode(map);
 }
 
-template <int kN, Kind kKind>
+template <int kN, int kWarps, Kind kKind>
 int32_t launch_experts(const Mixture& m, const Experts& e, bool listed) {
-  constexpr size_t kBytes = sizeof(ExpertShared<kN>) + 1024;
+  using S = ExpertShared<kN, kWarps>;
+  constexpr size_t kBytes = sizeof(S) + 1024;
   static_assert(expert_blocks(kN) * (kBytes + 1024) <= 228 * 1024, "with what each block needs for itself");
-  const auto kernel = experts<kN, kKind>;
+  const auto kernel = experts<kN, kWarps, kKind>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
   if (error != cudaSuccess) return int32_t(error);
-  constexpr int32_t kFeatures = Tasks<kKind>::kFeatures, kBlocks = kKind == Kind::Gated ? 2 : 1;
+  constexpr int32_t kFeatures = Tasks<kWarps, kKind>::kFeatures, kBlocks = kKind == Kind::Gated ? 2 : 1;
   CUtensorMap routed, shared;
   int32_t status = stack_map(e.routed, kBlocks, m.p.experts, e.expert_stride, kFeatures, routed);
   if (status != LS_OK) return status;
@@ -375,16 +383,24 @@ int32_t launch_experts(const Mixture& m, const Experts& e, bool listed) {
       e.shared_groups * ceil_div(e.shared.n, kFeatures) + m.group_count() * ceil_div(e.routed.n, kFeatures);
   // As many tasks for each block, if rows share no expert.
   const int32_t turns = ceil_div(tasks, m.p.multiprocessors * expert_blocks(kN));
-  return launch(kernel, ceil_div(tasks, turns), kExpertThreads, kBytes, m.stream, m.programmatic(), e,
-                m.group_count(), listed, routed, shared);
+  return launch(kernel, ceil_div(tasks, turns), S::kThreads, kBytes, m.stream, m.programmatic(), e, m.group_count(),
+                listed, routed, shared);
+}
+
+template <int kN>
+int32_t launch_gate_up(const Mixture& m) {
+  if constexpr (kN == 8) {
+    if (m.p.tile_rows == 32) return launch_experts<kN, 2, Kind::Gated>(m, m.up(), false);
+  }
+  return launch_experts<kN, 4, Kind::Gated>(m, m.up(), false);
 }
 
 template <int kN>
 int32_t launch_mixture(const Mixture& m) {
   int32_t status = launch_router(m);
   if (status == LS_OK) status = launch_route(m);
-  if (status == LS_OK) status = launch_experts<kN, Kind::Gated>(m, m.up(), false);
-  if (status == LS_OK) status = launch_experts<kN, Kind::Linear>(m, m.down(), m.programmatic());
+  if (status == LS_OK) status = launch_gate_up<kN>(m);
+  if (status == LS_OK) status = launch_experts<kN, 4, Kind::Linear>(m, m.down(), m.programmatic());
   return status == LS_OK ? launch_combination(m) : status;
 }
 

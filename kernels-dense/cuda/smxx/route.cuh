@@ -130,6 +130,15 @@ struct List {
   }
 };
 
+// Of a row that is alone: each of its experts is a group, the smallest id first. `expert` is that of rank `lane`.
+__device__ __forceinline__ void list_one(const Routing& r, int lane, int expert) {
+  int before = 0;
+  for (int rank = 0; rank < r.top_k; ++rank) before += __shfl_sync(0xffffffffu, expert, rank) < expert;
+  if (lane >= r.top_k) return;
+  r.members[before] = lane;
+  r.groups[before] = {expert, before, 1, 0};
+}
+
 template <int kEach>
 __global__ void __launch_bounds__(kRouteThreads) route(const Routing routing) {
   __shared__ uint16_t ids[LS_DENSE_MOE_MAX_PAIRS];
@@ -150,7 +159,9 @@ __global__ void __launch_bounds__(kRouteThreads) route(const Routing routing) {
       if (routing.routes != nullptr) routing.routes[row * routing.routes_stride + lane] = choice.expert;
     }
     if (lane == 0) weights[top_k] = choice.shared;
+    if (routing.rows == 1) return list_one(routing, lane, choice.expert);
   }
+  if (routing.rows == 1) return;
   __syncthreads();
   if (gridDim.x > 1) {
     if (threadIdx.x == 0) {

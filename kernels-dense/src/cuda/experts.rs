@@ -93,6 +93,7 @@ pub(super) fn moe<A: Activation, W: Activation>(
         shared_down_segment: segments.shared_down as i32,
         columns: mixture.grid.columns as i32,
         rows_at_once: mixture.grid.rows_at_once as i32,
+        tile_rows: mixture.grid.tile_rows as i32,
         multiprocessors: mixture.multiprocessors as i32,
         programmatic: i32::from(mixture.programmatic),
     };

@@ -24,7 +24,8 @@ pub(crate) fn grids_share_their_bits(device: &Device) {
             for path in [Path::Sm80, Path::Sm90] {
                 for columns in [8, 16, 32] {
                     for rows_at_once in [7, 1, 64, 130].into_iter().step_by(stride(4)) {
-                        let grid = MoeGrid { path, columns, rows_at_once };
+                        let tile_rows = [32, 64][plans % 3 % 2];
+                        let grid = MoeGrid { path, columns, rows_at_once, tile_rows };
                         let got = mix.run(&before, &x, |op| {
                             let op = op.with_grid(|_| grid).overlapping(plans % 2 == 0);
                             plans += 1;

@@ -144,7 +144,6 @@ impl<B: DenseBackend> Layers<B> {
             &self.on,
             MoeArgs::<B> {
                 out: TensorMut::of(&mut out, [count, HIDDEN]),
-                normed: None,
                 routes: None,
                 x: Tensor::of(&self.rows, [ROWS, HIDDEN]).rows(rows),
                 router: Tensor::of(&self.router, [EXPERTS, HIDDEN]),
@@ -153,7 +152,6 @@ impl<B: DenseBackend> Layers<B> {
                 shared_gate_up: Tensor::of(&self.shared_up, [2 * INNER, HIDDEN]),
                 shared_down: Tensor::of(&self.shared_down, [HIDDEN, INNER]),
                 shared_gate: Tensor::of(&self.shared_gate, [1, HIDDEN]),
-                norm: None,
                 workspace: Some(TensorMut::new(B::slice_mut(&mut workspace, 0..bytes), [bytes])),
             },
         )?;

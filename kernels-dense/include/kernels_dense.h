@@ -257,7 +257,6 @@ int32_t ls_dense_fp8_head_smxx(const ls_dense_fp8_head_params* p, ls_stream_t st
 
 typedef struct ls_dense_moe_params {
   void* out;                  /* [rows, hidden] bf16, row stride out_stride; read and written    */
-  void* normed;               /* [rows, hidden] bf16, row stride normed_stride: the norm of out; may be null */
   int32_t* routes;            /* [rows, top_k], row stride routes_stride, aligned to 4 bytes; may be null */
   const void* x;              /* [rows, hidden] bf16, row stride x_stride                        */
   const void* router;         /* [experts, hidden] bf16, row stride router_stride                */
@@ -266,7 +265,6 @@ typedef struct ls_dense_moe_params {
   const void* shared_gate_up; /* [2 * shared_intermediate, hidden] bf16: gate, then up           */
   const void* shared_down;    /* [hidden, shared_intermediate] bf16                              */
   const void* shared_gate;    /* [hidden] bf16                                                   */
-  const void* norm;           /* [hidden] bf16, stored around zero; null as normed is            */
   uint32_t* flags;            /* [LS_DENSE_ZEROED_WORDS] as above, of every path                 */
   float* logits;              /* [segments, rows_at_once, width]; this and what follows may be anything before and
                                * after a run. Segments of the router, and width is experts + 1, rounded up to 8 */
@@ -278,7 +276,6 @@ typedef struct ls_dense_moe_params {
   void* inner;                /* [rows_at_once * (top_k + 1), inner_width] bf16                  */
   void* outputs;              /* [rows_at_once * (top_k + 1), hidden] bf16                       */
   int64_t out_stride;
-  int64_t normed_stride;
   int64_t routes_stride;
   int64_t x_stride;
   int64_t router_stride;
@@ -295,8 +292,6 @@ typedef struct ls_dense_moe_params {
   int32_t shared_intermediate;
   int32_t experts;
   int32_t top_k;
-  float eps;                  /* of the norm                                                     */
-  int32_t vectors_per_thread; /* of the norm: 1, or 2 (n > 1024). Never changes a bit            */
   int32_t router_segment;     /* of (hidden, experts)                                            */
   int32_t gate_up_segment;    /* of (hidden, 2 * intermediate)                                   */
   int32_t down_segment;       /* of (intermediate, hidden)                                       */

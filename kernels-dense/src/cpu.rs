@@ -96,12 +96,8 @@ impl DenseBackend for Cpu {
         Ok(())
     }
 
-    fn moe<A: Activation, W: Activation>(op: &Moe, (): &(), mut args: MoeArgs<'_, Cpu, A, W>) -> Result<()> {
-        let norm = args.normed.take().zip(args.norm.take()).zip(op.norm.as_ref());
-        let out = moe::moe(op.problem(), args);
-        if let Some(((normed, weight), norm)) = norm {
-            norm::norm_of_written(norm.problem(), normed, &out, weight);
-        }
+    fn moe<A: Activation, W: Activation>(op: &Moe, (): &(), args: MoeArgs<'_, Cpu, A, W>) -> Result<()> {
+        moe::moe(op.problem(), args);
         Ok(())
     }
 }

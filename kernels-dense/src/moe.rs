@@ -3,7 +3,6 @@
 use crate::{
     DenseBackend,
     mixture::{Mixture, MoeGrid},
-    norm::{Norm, NormProblem},
     plan::{self, BUILT},
 };
 use kernels_core::{Activation, Backend, DType, DeviceInfo, Error, Result, Tensor, TensorMut, bf16};
@@ -34,8 +33,6 @@ pub struct MoeProblem {
 pub struct MoeArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
     /// `[rows, hidden]`, read and written: the residual stream.
     pub out: TensorMut<'a, B, A, 2>,
-    /// `[rows, hidden]`: [`Norm`] of the new `out`. There if, and only if, it was planned ([`Moe::plan_with_norm`]).
-    pub normed: Option<TensorMut<'a, B, A, 2>>,
     /// `[rows, top_k]`: the chosen experts, the most probable first.
     pub routes: Option<TensorMut<'a, B, i32, 2>>,
     /// `[rows, hidden]`
@@ -52,8 +49,6 @@ pub struct MoeArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
     pub shared_down: Tensor<'a, B, W, 2>,
     /// `[1, hidden]`
     pub shared_gate: Tensor<'a, B, W, 2>,
-    /// `[hidden]`, stored around zero: the weight of that norm, there as `normed` is.
-    pub norm: Option<Tensor<'a, B, A, 1>>,
     /// `[workspace]`: [`Moe::workspace_bytes`]; what [`LinearArgs::workspace`](crate::LinearArgs::workspace) says goes for
     /// it too, and they may be the same. Not needed where those are 0.
     pub workspace: Option<TensorMut<'a, B, u8, 1>>,
@@ -67,15 +62,14 @@ pub struct MoeArgs<'a, B: Backend, A: Activation = bf16, W: Activation = A> {
 ///    are its route; `w_i = p_i / Σ p` over the route, in the route's order.
 /// 2. expert `e`: `y_e = A(down A(silu(A(gate x)) * A(up x)))`, as two linear layers round.
 /// 3. `s = Σ w_i y_i` in the route's order, then `s += sigmoid(shared_gate x) * y_shared`.
-/// 4. `out = A(out + A(s))`, and, if it was planned, [`Norm`] of that.
+/// 4. `out = A(out + A(s))`.
 ///
 /// Each distinct expert is read once per call (on CUDA, of each 1,024 rows); a row's sum never depends on who else chose
 /// its experts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moe {
     problem: MoeProblem,
     pub(crate) mixture: Option<Mixture>,
-    pub(crate) norm: Option<Norm>,
 }
 
 impl Moe {
@@ -101,18 +95,7 @@ impl Moe {
             let want = format!("it must be in 1..={experts}, the number of experts");
             return Err(Error::invalid(OP, "top_k", top_k, want));
         }
-        Ok(Moe { problem, mixture: Mixture::plan(OP, problem, device, BUILT)?, norm: None })
-    }
-
-    /// The same with the norm of what comes next, which on CUDA costs no launch of its own.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Moe::plan`] and [`Norm::plan`].
-    pub fn plan_with_norm(problem: MoeProblem, eps: f32, device: &DeviceInfo) -> Result<Self> {
-        let MoeProblem { rows, hidden, .. } = problem;
-        let norm = Some(Norm::plan(NormProblem { rows, n: hidden, eps }, device)?);
-        Ok(Moe { norm, ..Moe::plan(problem, device)? })
+        Ok(Moe { problem, mixture: Mixture::plan(OP, problem, device, BUILT)? })
     }
 
     /// Lets the first CUDA kernel begin while the one before it on the stream still runs, and each further one while the
@@ -157,25 +140,6 @@ impl Moe {
         }
         args.out.check(OP, "out", [rows, hidden])?;
         args.out.check_disjoint(OP, "out")?;
-        let wanted = self.norm.is_some();
-        for (arg, there) in [("normed", args.normed.is_some()), ("norm", args.norm.is_some())] {
-            if there != wanted {
-                let got = if there { "an operand" } else { "none" };
-                let want = if wanted {
-                    "the plan has a norm"
-                } else {
-                    "the plan has no norm: `Moe::plan_with_norm`"
-                };
-                return Err(Error::invalid(OP, arg, got, want));
-            }
-        }
-        if let Some(normed) = &args.normed {
-            normed.check(OP, "normed", [rows, hidden])?;
-            normed.check_disjoint(OP, "normed")?;
-        }
-        if let Some(norm) = &args.norm {
-            norm.check(OP, "norm", [hidden])?;
-        }
         if let Some(routes) = &args.routes {
             routes.check(OP, "routes", [rows, top_k])?;
             routes.check_disjoint(OP, "routes")?;

@@ -547,7 +547,6 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct ls_dense_moe_params {
     pub out: *mut ::core::ffi::c_void,
-    pub normed: *mut ::core::ffi::c_void,
     pub routes: *mut i32,
     pub x: *const ::core::ffi::c_void,
     pub router: *const ::core::ffi::c_void,
@@ -556,7 +555,6 @@ pub struct ls_dense_moe_params {
     pub shared_gate_up: *const ::core::ffi::c_void,
     pub shared_down: *const ::core::ffi::c_void,
     pub shared_gate: *const ::core::ffi::c_void,
-    pub norm: *const ::core::ffi::c_void,
     pub flags: *mut u32,
     pub logits: *mut f32,
     pub weights: *mut f32,
@@ -566,7 +564,6 @@ pub struct ls_dense_moe_params {
     pub inner: *mut ::core::ffi::c_void,
     pub outputs: *mut ::core::ffi::c_void,
     pub out_stride: i64,
-    pub normed_stride: i64,
     pub routes_stride: i64,
     pub x_stride: i64,
     pub router_stride: i64,
@@ -583,8 +580,6 @@ pub struct ls_dense_moe_params {
     pub shared_intermediate: i32,
     pub experts: i32,
     pub top_k: i32,
-    pub eps: f32,
-    pub vectors_per_thread: i32,
     pub router_segment: i32,
     pub gate_up_segment: i32,
     pub down_segment: i32,
@@ -598,104 +593,94 @@ pub struct ls_dense_moe_params {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ls_dense_moe_params"][::core::mem::size_of::<ls_dense_moe_params>() - 320usize];
+    ["Size of ls_dense_moe_params"][::core::mem::size_of::<ls_dense_moe_params>() - 288usize];
     ["Alignment of ls_dense_moe_params"][::core::mem::align_of::<ls_dense_moe_params>() - 8usize];
     ["Offset of field: ls_dense_moe_params::out"][::core::mem::offset_of!(ls_dense_moe_params, out) - 0usize];
-    ["Offset of field: ls_dense_moe_params::normed"]
-        [::core::mem::offset_of!(ls_dense_moe_params, normed) - 8usize];
     ["Offset of field: ls_dense_moe_params::routes"]
-        [::core::mem::offset_of!(ls_dense_moe_params, routes) - 16usize];
-    ["Offset of field: ls_dense_moe_params::x"][::core::mem::offset_of!(ls_dense_moe_params, x) - 24usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, routes) - 8usize];
+    ["Offset of field: ls_dense_moe_params::x"][::core::mem::offset_of!(ls_dense_moe_params, x) - 16usize];
     ["Offset of field: ls_dense_moe_params::router"]
-        [::core::mem::offset_of!(ls_dense_moe_params, router) - 32usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, router) - 24usize];
     ["Offset of field: ls_dense_moe_params::gate_up"]
-        [::core::mem::offset_of!(ls_dense_moe_params, gate_up) - 40usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, gate_up) - 32usize];
     ["Offset of field: ls_dense_moe_params::down"]
-        [::core::mem::offset_of!(ls_dense_moe_params, down) - 48usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, down) - 40usize];
     ["Offset of field: ls_dense_moe_params::shared_gate_up"]
-        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up) - 56usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up) - 48usize];
     ["Offset of field: ls_dense_moe_params::shared_down"]
-        [::core::mem::offset_of!(ls_dense_moe_params, shared_down) - 64usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_down) - 56usize];
     ["Offset of field: ls_dense_moe_params::shared_gate"]
-        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate) - 72usize];
-    ["Offset of field: ls_dense_moe_params::norm"]
-        [::core::mem::offset_of!(ls_dense_moe_params, norm) - 80usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate) - 64usize];
     ["Offset of field: ls_dense_moe_params::flags"]
-        [::core::mem::offset_of!(ls_dense_moe_params, flags) - 88usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, flags) - 72usize];
     ["Offset of field: ls_dense_moe_params::logits"]
-        [::core::mem::offset_of!(ls_dense_moe_params, logits) - 96usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, logits) - 80usize];
     ["Offset of field: ls_dense_moe_params::weights"]
-        [::core::mem::offset_of!(ls_dense_moe_params, weights) - 104usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, weights) - 88usize];
     ["Offset of field: ls_dense_moe_params::chosen"]
-        [::core::mem::offset_of!(ls_dense_moe_params, chosen) - 112usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, chosen) - 96usize];
     ["Offset of field: ls_dense_moe_params::members"]
-        [::core::mem::offset_of!(ls_dense_moe_params, members) - 120usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, members) - 104usize];
     ["Offset of field: ls_dense_moe_params::groups"]
-        [::core::mem::offset_of!(ls_dense_moe_params, groups) - 128usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, groups) - 112usize];
     ["Offset of field: ls_dense_moe_params::inner"]
-        [::core::mem::offset_of!(ls_dense_moe_params, inner) - 136usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, inner) - 120usize];
     ["Offset of field: ls_dense_moe_params::outputs"]
-        [::core::mem::offset_of!(ls_dense_moe_params, outputs) - 144usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, outputs) - 128usize];
     ["Offset of field: ls_dense_moe_params::out_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, out_stride) - 152usize];
-    ["Offset of field: ls_dense_moe_params::normed_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, normed_stride) - 160usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, out_stride) - 136usize];
     ["Offset of field: ls_dense_moe_params::routes_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, routes_stride) - 168usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, routes_stride) - 144usize];
     ["Offset of field: ls_dense_moe_params::x_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, x_stride) - 176usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, x_stride) - 152usize];
     ["Offset of field: ls_dense_moe_params::router_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, router_stride) - 184usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, router_stride) - 160usize];
     ["Offset of field: ls_dense_moe_params::gate_up_expert_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_expert_stride) - 192usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_expert_stride) - 168usize];
     ["Offset of field: ls_dense_moe_params::gate_up_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_stride) - 200usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_stride) - 176usize];
     ["Offset of field: ls_dense_moe_params::down_expert_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, down_expert_stride) - 208usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, down_expert_stride) - 184usize];
     ["Offset of field: ls_dense_moe_params::down_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, down_stride) - 216usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, down_stride) - 192usize];
     ["Offset of field: ls_dense_moe_params::shared_gate_up_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up_stride) - 224usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up_stride) - 200usize];
     ["Offset of field: ls_dense_moe_params::shared_down_stride"]
-        [::core::mem::offset_of!(ls_dense_moe_params, shared_down_stride) - 232usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_down_stride) - 208usize];
     ["Offset of field: ls_dense_moe_params::inner_width"]
-        [::core::mem::offset_of!(ls_dense_moe_params, inner_width) - 240usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, inner_width) - 216usize];
     ["Offset of field: ls_dense_moe_params::rows"]
-        [::core::mem::offset_of!(ls_dense_moe_params, rows) - 248usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, rows) - 224usize];
     ["Offset of field: ls_dense_moe_params::hidden"]
-        [::core::mem::offset_of!(ls_dense_moe_params, hidden) - 252usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, hidden) - 228usize];
     ["Offset of field: ls_dense_moe_params::intermediate"]
-        [::core::mem::offset_of!(ls_dense_moe_params, intermediate) - 256usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, intermediate) - 232usize];
     ["Offset of field: ls_dense_moe_params::shared_intermediate"]
-        [::core::mem::offset_of!(ls_dense_moe_params, shared_intermediate) - 260usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_intermediate) - 236usize];
     ["Offset of field: ls_dense_moe_params::experts"]
-        [::core::mem::offset_of!(ls_dense_moe_params, experts) - 264usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, experts) - 240usize];
     ["Offset of field: ls_dense_moe_params::top_k"]
-        [::core::mem::offset_of!(ls_dense_moe_params, top_k) - 268usize];
-    ["Offset of field: ls_dense_moe_params::eps"]
-        [::core::mem::offset_of!(ls_dense_moe_params, eps) - 272usize];
-    ["Offset of field: ls_dense_moe_params::vectors_per_thread"]
-        [::core::mem::offset_of!(ls_dense_moe_params, vectors_per_thread) - 276usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, top_k) - 244usize];
     ["Offset of field: ls_dense_moe_params::router_segment"]
-        [::core::mem::offset_of!(ls_dense_moe_params, router_segment) - 280usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, router_segment) - 248usize];
     ["Offset of field: ls_dense_moe_params::gate_up_segment"]
-        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_segment) - 284usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, gate_up_segment) - 252usize];
     ["Offset of field: ls_dense_moe_params::down_segment"]
-        [::core::mem::offset_of!(ls_dense_moe_params, down_segment) - 288usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, down_segment) - 256usize];
     ["Offset of field: ls_dense_moe_params::shared_gate_up_segment"]
-        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up_segment) - 292usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_gate_up_segment) - 260usize];
     ["Offset of field: ls_dense_moe_params::shared_down_segment"]
-        [::core::mem::offset_of!(ls_dense_moe_params, shared_down_segment) - 296usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, shared_down_segment) - 264usize];
     ["Offset of field: ls_dense_moe_params::columns"]
-        [::core::mem::offset_of!(ls_dense_moe_params, columns) - 300usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, columns) - 268usize];
     ["Offset of field: ls_dense_moe_params::rows_at_once"]
-        [::core::mem::offset_of!(ls_dense_moe_params, rows_at_once) - 304usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, rows_at_once) - 272usize];
     ["Offset of field: ls_dense_moe_params::tile_rows"]
-        [::core::mem::offset_of!(ls_dense_moe_params, tile_rows) - 308usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, tile_rows) - 276usize];
     ["Offset of field: ls_dense_moe_params::multiprocessors"]
-        [::core::mem::offset_of!(ls_dense_moe_params, multiprocessors) - 312usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, multiprocessors) - 280usize];
     ["Offset of field: ls_dense_moe_params::programmatic"]
-        [::core::mem::offset_of!(ls_dense_moe_params, programmatic) - 316usize];
+        [::core::mem::offset_of!(ls_dense_moe_params, programmatic) - 284usize];
 };
 #[cfg(kernels_built)]
 unsafe extern "C" {

@@ -204,12 +204,11 @@ mod tests {
 
     fn target(c: &Config) -> Vec<(Op, usize)> {
         let (layers, gdn, full) = (c.layers.len(), c.count(LayerKind::Linear), c.count(LayerKind::Full));
-        // Behind a mixture the norm is in its launches.
-        let (norms, ffn) = match c.ffn {
-            FeedForward::Dense { .. } => (2 * layers + 1, vec![(Op::GateUp, layers), (Op::Down, layers)]),
-            FeedForward::Moe { .. } => (layers + 1, vec![(Op::Moe, layers)]),
+        let ffn = match c.ffn {
+            FeedForward::Dense { .. } => vec![(Op::GateUp, layers), (Op::Down, layers)],
+            FeedForward::Moe { .. } => vec![(Op::Moe, layers)],
         };
-        let mut all = vec![(Op::Inputs, 1), (Op::Embed, 1), (Op::WorkList, 1), (Op::Norm, norms)];
+        let mut all = vec![(Op::Inputs, 1), (Op::Embed, 1), (Op::WorkList, 1), (Op::Norm, 2 * layers + 1)];
         all.extend([Op::GdnIn, Op::Conv, Op::Gdn, Op::GatedNorm, Op::GdnOut].map(|op| (op, gdn)));
         all.extend([Op::Qkv, Op::Append, Op::Attention, Op::AttentionOut].map(|op| (op, full)));
         all.extend(ffn);
@@ -219,12 +218,12 @@ mod tests {
 
     /// A catch-up, which yields the first draft, and one step of the chain.
     fn two_drafts(c: &Config) -> Vec<(Op, usize)> {
-        let (norms, ffn) = match c.ffn {
-            FeedForward::Dense { .. } => (6, vec![(Op::GateUp, 2), (Op::Down, 2)]),
-            FeedForward::Moe { .. } => (4, vec![(Op::Moe, 2)]),
+        let ffn = match c.ffn {
+            FeedForward::Dense { .. } => vec![(Op::GateUp, 2), (Op::Down, 2)],
+            FeedForward::Moe { .. } => vec![(Op::Moe, 2)],
         };
         let mut all = vec![(Op::Inputs, 2), (Op::Carry, 1), (Op::Embed, 2), (Op::ConcatNorm, 2)];
-        all.extend([(Op::MtpFc, 2), (Op::WorkList, 2), (Op::Norm, norms)]);
+        all.extend([(Op::MtpFc, 2), (Op::WorkList, 2), (Op::Norm, 6)]);
         all.extend([Op::Qkv, Op::Append, Op::Attention, Op::AttentionOut].map(|op| (op, 2)));
         all.extend(ffn);
         all.extend([(Op::LastRows, 3), (Op::Head, 2), (Op::Sample, 2), (Op::Keep, 1), (Op::Propose, 3)]);

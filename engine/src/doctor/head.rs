@@ -7,7 +7,7 @@ use super::Wiring;
 use crate::{
     Error, Result,
     cache::{Limits, Pool, Shared},
-    model::{Behind, Context, EngineBackend, Kind, Mixer, Model, Op, Pass, Scratch, linear},
+    model::{Context, EngineBackend, Kind, Mixer, Model, Op, Pass, Scratch, linear},
 };
 use kernels_core::{Activation, Tensor, TensorMut, rope, slots::Fault};
 use kernels_dense::{ConcatNorm, ConcatNormArgs, Epilogue, NormProblem};
@@ -173,8 +173,9 @@ impl<'m, B: EngineBackend, A: Activation> Head<'m, B, A> {
         model.norm(cx, rows, &scratch.residual, &layer.input_norm, &mut scratch.normed)?;
         // Row 0 has no hidden row before it: keys start at 1.
         model.attention(cx, &pass, weights, 1, &mut self.pool, &mut self.shared, scratch)?;
-        model.norm(cx, rows, &scratch.residual, &layer.post_norm, &mut scratch.entering)?;
-        model.ffn(cx, rows, None, &layer.ffn, Behind::Draft(&mtp.norm), scratch)
+        model.norm(cx, rows, &scratch.residual, &layer.post_norm, &mut scratch.normed)?;
+        model.ffn(cx, rows, None, &layer.ffn, scratch)?;
+        model.norm(cx, rows, &scratch.residual, &mtp.norm, &mut scratch.drafted)
     }
 
     /// Fails if an operator found its operands wrong.

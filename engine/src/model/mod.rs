@@ -12,7 +12,6 @@ mod workspace;
 
 pub use build::build;
 pub use draft_head::{DraftHead, DraftRows};
-pub(crate) use ffn::Behind;
 pub use random::{Scales, random};
 pub use scratch::Scratch;
 pub use trace::{Op, Side, Span, Trace};
@@ -218,9 +217,8 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
             self.list_work(cx, pass, 0, pool, shared, scratch)?;
         }
         let (mut pools, mut recurrent) = (caches.pools.iter_mut(), caches.recurrent.iter_mut());
-        let first = self.layers.first().expect("a model has a layer");
-        self.norm(cx, rows, &scratch.residual, &first.input_norm, &mut scratch.normed)?;
         for (i, layer) in self.layers.iter().enumerate() {
+            self.norm(cx, rows, &scratch.residual, &layer.input_norm, &mut scratch.normed)?;
             match &layer.mixer {
                 Mixer::Attention(weights) => {
                     let pool = pools.next().expect("one pool for each attention layer");
@@ -231,17 +229,13 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
                     self.gdn(cx, pass, weights, memory, shared, scratch)?;
                 }
             }
-            self.norm(cx, rows, &scratch.residual, &layer.post_norm, &mut scratch.entering)?;
-            let behind = match self.layers.get(i + 1) {
-                Some(next) => Behind::Input(&next.input_norm),
-                None => Behind::Target(&self.norm),
-            };
-            self.ffn(cx, rows, Some(i), &layer.ffn, behind, scratch)?;
+            self.norm(cx, rows, &scratch.residual, &layer.post_norm, &mut scratch.normed)?;
+            self.ffn(cx, rows, Some(i), &layer.ffn, scratch)?;
             if let Some(tap) = &mut tap {
                 tap(i + 1, Tensor::of(&scratch.residual, [rows, n]));
             }
         }
-        Ok(())
+        self.norm(cx, rows, &scratch.residual, &self.norm, &mut scratch.hidden)
     }
 
     /// Runs the draft head over the rows of `pass`: row p sees the embedding of token p and, in
@@ -282,8 +276,9 @@ impl<B: EngineBackend, A: Activation> Model<B, A> {
         // Row 0 of the draft's K/V has no predecessor and is never made: keys start at 1.
         self.list_work(cx, pass, 1, pool, &mut caches.shared, scratch)?;
         self.attention(cx, pass, weights, 1, pool, &mut caches.shared, scratch)?;
-        self.norm(cx, rows, &scratch.residual, &mtp.layer.post_norm, &mut scratch.entering)?;
-        self.ffn(cx, rows, None, &mtp.layer.ffn, Behind::Draft(&mtp.norm), scratch)
+        self.norm(cx, rows, &scratch.residual, &mtp.layer.post_norm, &mut scratch.normed)?;
+        self.ffn(cx, rows, None, &mtp.layer.ffn, scratch)?;
+        self.norm(cx, rows, &scratch.residual, &mtp.norm, &mut scratch.drafted)
     }
 
     /// fp32 logits of normed hidden rows, into the first rows of `logits`.

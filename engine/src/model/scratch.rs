@@ -13,10 +13,8 @@ use kernels_core::{Activation, Backend};
 pub struct Scratch<B: Backend, A: Activation> {
     /// `[rows, hidden]`: the residual stream.
     pub residual: B::Memory<A>,
-    /// `[rows, hidden]`: what the next mixer reads.
+    /// `[rows, hidden]`: what the next block reads.
     pub normed: B::Memory<A>,
-    /// `[rows, hidden]`: what the next feed-forward block reads, while the norm behind it may write `normed`.
-    pub entering: B::Memory<A>,
     /// `[rows, widest projection]`
     pub projected: B::Memory<A>,
     /// `[rows, channels]`
@@ -57,7 +55,6 @@ impl<B: Backend, A: Activation> Scratch<B, A> {
         Ok(Self {
             residual: a(c.hidden)?,
             normed: a(c.hidden)?,
-            entering: a(c.hidden)?,
             projected: a(projected)?,
             convolved: a(convolved)?,
             queries: a(queries)?,
@@ -114,7 +111,7 @@ impl Widths {
 /// it.
 pub(crate) fn bytes(c: &Config, rows: usize, logit_rows: usize, element: usize) -> [usize; 2] {
     let Widths { projected, convolved, queries, mixed, gated, inner } = Widths::of(c);
-    let width = projected + convolved + queries + mixed + gated + inner + 8 * c.hidden;
+    let width = projected + convolved + queries + mixed + gated + inner + 7 * c.hidden;
     let picked = product(&[logit_rows, c.hidden, element]);
     let rest = sum(&[product(&[rows, width, element]), picked, product(&[logit_rows, 4])]);
     [rest, product(&[logit_rows, c.vocab, 4])]
@@ -133,7 +130,6 @@ mod tests {
             let halves = [
                 &s.residual,
                 &s.normed,
-                &s.entering,
                 &s.projected,
                 &s.convolved,
                 &s.queries,

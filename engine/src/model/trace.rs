@@ -26,7 +26,7 @@ pub enum Op {
     MtpFc,
     /// The list of what attention's thread blocks do.
     WorkList,
-    /// A norm; behind a mixture of experts it is in that.
+    /// A norm.
     Norm,
     /// GDN's projections in.
     GdnIn,
@@ -50,7 +50,7 @@ pub enum Op {
     GateUp,
     /// The projection out of it.
     Down,
-    /// A mixture of experts, from the router to the sum and the norm of it.
+    /// A mixture of experts, from the router to the sum.
     Moe,
     /// The last row of each sequence, found and taken.
     LastRows,

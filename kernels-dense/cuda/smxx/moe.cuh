@@ -1,22 +1,37 @@
 // The mixture of experts: logits, routes and lists, gate and up of the experts, down of the experts, and the sum of a
-// row's outputs, with the norm that follows if it is asked for. Five launches.
+// row's outputs. Five launches.
 #pragma once
 
-#include "combine.cuh"
 #include "experts.cuh"
 
 namespace lockstep::dense {
 
+struct Combination {
+  const __nv_bfloat16* outputs;  // [pairs + rows, hidden]
+  const float* weights;          // [rows, top_k + 1]
+  __nv_bfloat16* out;            // [rows, hidden]
+  int64_t out_stride;
+  int32_t rows, hidden, top_k;
+};
+
 constexpr int kCombineThreads = 128;
 
-// out += what the experts say; a thread has eight elements.
+// out += what the experts of the row's route say, in its order, and the shared one; a thread has eight elements.
 __global__ void __launch_bounds__(kCombineThreads) combine(const Combination c) {
   const int row = blockIdx.y, at = (blockIdx.x * kCombineThreads + threadIdx.x) * kVectorBf16;
   pdl::launch_dependents();
   pdl::wait();
   if (at >= c.hidden) return;
-  float sum[kVectorBf16];
-  c.sum(row, at, sum);
+  const float* const weights = c.weights + int64_t(row) * (c.top_k + 1);
+  float sum[kVectorBf16] = {};
+  const auto add = [&](int pair, float weight) {
+    const uint4 y = load_global(c.outputs + int64_t(pair) * c.hidden + at);
+#pragma unroll
+    for (int i = 0; i < kVectorBf16; ++i) sum[i] = __fmaf_rn(weight, bf16_at(y, i), sum[i]);
+  };
+#pragma unroll 8
+  for (int rank = 0; rank < c.top_k; ++rank) add(row * c.top_k + rank, weights[rank]);
+  add(c.rows * c.top_k + row, weights[c.top_k]);
   __nv_bfloat16* const out = c.out + row * c.out_stride + at;
   const uint4 old = load_global(out), rounded = pack_bf16(sum);
 #pragma unroll
@@ -56,11 +71,6 @@ int32_t launch_combination(const Mixture& m) {
                                    m.rows,
                                    p.hidden,
                                    p.top_k};
-  if (p.normed != nullptr) {
-    const NormBehind norm = {static_cast<__nv_bfloat16*>(p.normed) + m.first * p.normed_stride,
-                             static_cast<const __nv_bfloat16*>(p.norm), p.normed_stride, p.eps, p.vectors_per_thread};
-    return launch_combination_and_norm(combination, norm, m.programmatic(), m.stream);
-  }
   const dim3 rows(ceil_div(p.hidden, kCombineThreads * kVectorBf16), m.rows);
   return launch(combine, rows, kCombineThreads, 0, m.stream, m.programmatic(), combination);
 }

@@ -1,10 +1,9 @@
-// Zero-centred norms: plain, after a residual, after a mixture of experts, and two side by side. One block has one row.
+// Zero-centred norms: plain, after a residual, and two side by side. One block has one row.
 //
 // A thread holds kVectors times eight neighbouring elements from their loads to their stores. Small launches are
 // latency: all loads stand together, weights before the wait, and one barrier parts the sum from the outputs.
 #pragma once
 
-#include "combine.cuh"
 #include "kernels_dense.h"
 #include "lockstep/launch.cuh"
 #include "lockstep/pdl.cuh"
@@ -20,8 +19,7 @@ static_assert(sizeof(ls_dense_concat_norm_params) == 88, "src/sys.rs describes t
 constexpr int kGroup = kWarp * kVectorBf16;  // elements that a warp sums by shuffles
 constexpr int kMaxWidth = 32 * kGroup;
 
-enum class Kind { Plain, Add, Combination, Concat };
-constexpr bool has_residual(Kind kind) { return kind == Kind::Add || kind == Kind::Combination; }
+enum class Kind { Plain, Add, Concat };
 
 // One norm of rows: strides in bytes.
 struct Side {
@@ -32,9 +30,8 @@ struct Side {
 };
 
 struct NormParams {
-  Side left, right;         // right: Kind::Concat only
-  char* residual;           // where there is one
-  Combination combination;  // its kind only, in place of x
+  Side left, right;  // right: Kind::Concat only
+  char* residual;    // Kind::Add only
   uint32_t out_bytes, residual_bytes;
   uint32_t vectors;  // of a row
   float inverse_n, eps;
@@ -68,16 +65,9 @@ __global__ void __launch_bounds__(kWarp* kGroups / kVectors) norm(const NormPara
   pdl::wait();
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    if (!inside[k]) continue;
-    if constexpr (kKind == Kind::Combination) {
-      float sums[kVectorBf16];
-      p.combination.sum(row, (threadIdx.x + k * kThreads) * kVectorBf16, sums);
-      values[k] = Vector::rounded(sums);
-    } else {
-      values[k].load(x + k * kThreads * kVectorBytes);
-    }
+    if (inside[k]) values[k].load(x + k * kThreads * kVectorBytes);
   }
-  if constexpr (has_residual(kKind)) {
+  if constexpr (kKind == Kind::Add) {
     char* const residual = row_of(p.residual + column, row, p.residual_bytes);
     Vector before[kVectors] = {};
 #pragma unroll
@@ -134,14 +124,14 @@ int32_t launch_norm(const NormParams& p, const NormLaunch& l) {
   return launch(norm<kKind, kGroups, kVectors>, dim3(l.rows, kSides), kThreads, 0, l.stream, l.programmatic, p);
 }
 
-// More vectors a thread only where four warps are left, and four not where a thread adds experts up.
+// More vectors a thread only where four warps are left.
 template <Kind kKind, int kGroups>
 int32_t launch_groups(const NormParams& p, const NormLaunch& l) {
   if (l.vectors_per_thread == 1) return launch_norm<kKind, kGroups, 1>(p, l);
   if constexpr (kGroups >= 8) {
     if (l.vectors_per_thread == 2) return launch_norm<kKind, kGroups, 2>(p, l);
   }
-  if constexpr (kGroups >= 16 && kKind != Kind::Combination) {
+  if constexpr (kGroups >= 16) {
     if (l.vectors_per_thread == 4) return launch_norm<kKind, kGroups, 4>(p, l);
   }
   return LS_ERR_UNSUPPORTED;

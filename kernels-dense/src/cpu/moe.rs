@@ -4,7 +4,7 @@
 use super::{dots::dots, linear::result, round, rounded, scratch, tree, wide::wide, widen};
 use crate::{MoeArgs, MoeProblem};
 use kernels_core::{
-    Activation, Cpu, Tensor, TensorMut, fault,
+    Activation, Cpu, Tensor, fault,
     ref_math::{exp, sigmoid, silu},
 };
 use std::marker::PhantomData;
@@ -12,11 +12,7 @@ use std::marker::PhantomData;
 /// Partial sums of the softmax over the experts.
 const LANES: usize = 32;
 
-/// Gives `out` back.
-pub(super) fn moe<'a, A: Activation, W: Activation>(
-    problem: &MoeProblem,
-    args: MoeArgs<'a, Cpu, A, W>,
-) -> TensorMut<'a, Cpu, A, 2> {
+pub(super) fn moe<A: Activation, W: Activation>(problem: &MoeProblem, args: MoeArgs<'_, Cpu, A, W>) {
     let MoeProblem { rows, hidden, experts, top_k, .. } = *problem;
     let sizes = [rows * hidden, rows * hidden, rows * top_k * hidden, rows * hidden, rows];
     scratch::with(sizes, |[x, gathered, routed, shared, shared_gate]| {
@@ -65,8 +61,7 @@ pub(super) fn moe<'a, A: Activation, W: Activation>(
             add_scaled(sum, gate, shared);
             add_rounded(out.row_mut(&[row]), sum);
         }
-        out
-    })
+    });
 }
 
 /// One expert of a row's route.

@@ -5,7 +5,7 @@
 use super::{round, wide::wide};
 use crate::{AddNormArgs, ConcatNormArgs, GatedNormArgs, GatedNormProblem, NormArgs, NormProblem};
 use kernels_core::{
-    Activation, Cpu, Tensor, TensorMut,
+    Activation, Cpu,
     ref_math::{rsqrt, silu},
 };
 
@@ -83,18 +83,6 @@ wide! {
 
 pub(super) fn norm<A: Activation>(problem: &NormProblem, args: NormArgs<'_, Cpu, A>) {
     let NormArgs { mut out, x, weight } = args;
-    for row in 0..problem.rows {
-        norm_row(out.row_mut(&[row]), x.row(&[row]), weight.row(&[]), problem.eps);
-    }
-}
-
-/// [`norm`] of rows that were just written.
-pub(super) fn norm_of_written<A: Activation>(
-    problem: &NormProblem,
-    mut out: TensorMut<'_, Cpu, A, 2>,
-    x: &TensorMut<'_, Cpu, A, 2>,
-    weight: Tensor<'_, Cpu, A, 1>,
-) {
     for row in 0..problem.rows {
         norm_row(out.row_mut(&[row]), x.row(&[row]), weight.row(&[]), problem.eps);
     }

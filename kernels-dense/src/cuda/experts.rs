@@ -16,19 +16,14 @@ pub(super) fn moe<A: Activation, W: Activation>(
     on: &Arc<CudaStream>,
     args: MoeArgs<'_, Cuda, A, W>,
 ) -> Result<()> {
-    let MoeArgs { mut out, mut normed, mut routes, x, router, gate_up, down, .. } = args;
-    let MoeArgs { shared_gate_up, shared_down, shared_gate, norm, mut workspace, .. } = args;
+    let MoeArgs { mut out, mut routes, x, router, gate_up, down, shared_gate_up, shared_down, .. } = args;
+    let (shared_gate, mut workspace) = (args.shared_gate, args.workspace);
     planned_type::<A>(OP)?;
     let want = "plan it for the CUDA device it runs on";
     let mixture = op.mixture.ok_or_else(|| Error::invalid(OP, "device", "the CPU", want))?;
     on.context().bind_to_thread()?;
     // The guards record events when dropped, so they must outlive the launches.
     let (out_at, _out) = out.data.device_ptr_mut(on);
-    let normed_stride = normed.as_ref().map_or(0, |normed| normed.strides[0]);
-    let normed_there = normed.as_mut().map(|normed| normed.data.device_ptr_mut(on));
-    let normed_at = normed_there.as_ref().map_or(0, |(at, _)| *at);
-    let norm_there = norm.as_ref().map(|norm| norm.data.device_ptr(on));
-    let norm_at = norm_there.as_ref().map_or(0, |(at, _)| *at);
     let routes_stride = routes.as_ref().map_or(0, |routes| routes.strides[0]);
     let routes_there = routes.as_mut().map(|routes| routes.data.device_ptr_mut(on));
     let (x_at, _x) = x.data.device_ptr(on);
@@ -41,8 +36,6 @@ pub(super) fn moe<A: Activation, W: Activation>(
     let workspace_there = workspace.as_mut().map(|workspace| workspace.data.device_ptr_mut(on));
     let workspace_at = workspace_there.as_ref().map_or(0, |(at, _)| *at);
     check(OP, "out", out_at, &out.strides)?;
-    check(OP, "normed", normed_at, &[normed_stride, 1])?;
-    check(OP, "norm", norm_at, &[])?;
     check(OP, "x", x_at, &x.strides)?;
     check(OP, "router", router_at, &router.strides)?;
     stack("gate_up", gate_up_at, gate_up.strides)?;
@@ -57,11 +50,9 @@ pub(super) fn moe<A: Activation, W: Activation>(
     check(OP, "workspace", workspace_at, &[])?;
     let MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate, .. } = *op.problem();
     let (segments, parts) = (mixture.segments(), mixture.parts());
-    let vectors = op.norm.as_ref().and_then(|norm| norm.launch).map_or(0, |launch| launch.vectors);
     let part = |offset: usize| workspace_at + offset as u64;
     let p = ls_dense_moe_params {
         out: out_at as *mut _,
-        normed: normed_at as *mut _,
         routes: routes_there.as_ref().map_or(0, |(at, _)| *at) as *mut _,
         x: x_at as *const _,
         router: router_at as *const _,
@@ -70,7 +61,6 @@ pub(super) fn moe<A: Activation, W: Activation>(
         shared_gate_up: shared_gate_up_at as *const _,
         shared_down: shared_down_at as *const _,
         shared_gate: shared_gate_at as *const _,
-        norm: norm_at as *const _,
         flags: workspace_at as *mut _,
         logits: part(parts.logits) as *mut _,
         weights: part(parts.weights) as *mut _,
@@ -80,7 +70,6 @@ pub(super) fn moe<A: Activation, W: Activation>(
         inner: part(parts.inner) as *mut _,
         outputs: part(parts.outputs) as *mut _,
         out_stride: out.strides[0] as i64,
-        normed_stride: normed_stride as i64,
         routes_stride: routes_stride as i64,
         x_stride: x.strides[0] as i64,
         router_stride: router.strides[0] as i64,
@@ -97,8 +86,6 @@ pub(super) fn moe<A: Activation, W: Activation>(
         shared_intermediate: shared_intermediate as i32,
         experts: experts as i32,
         top_k: top_k as i32,
-        eps: op.norm.as_ref().map_or(0.0, |norm| norm.problem().eps),
-        vectors_per_thread: vectors as i32,
         router_segment: segments.router as i32,
         gate_up_segment: segments.gate_up as i32,
         down_segment: segments.down as i32,

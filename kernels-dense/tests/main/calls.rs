@@ -163,7 +163,6 @@ pub(crate) fn moe<A: Activation, W: Activation>(
     let (mut out, mut routes) = (before.to_vec(), vec![i32::MIN; rows * top_k]);
     let args = MoeArgs::<Cpu, A, W> {
         out: TensorMut::new(&mut out[..], [rows, hidden]),
-        normed: None,
         routes: Some(TensorMut::new(&mut routes[..], [rows, top_k])),
         x: Tensor::new(x, [rows, hidden]),
         router: Tensor::new(&weights.router[..], [experts, hidden]),
@@ -172,7 +171,6 @@ pub(crate) fn moe<A: Activation, W: Activation>(
         shared_gate_up: Tensor::new(&weights.shared_gate_up[..], [2 * shared_intermediate, hidden]),
         shared_down: Tensor::new(&weights.shared_down[..], [hidden, shared_intermediate]),
         shared_gate: Tensor::new(&weights.shared_gate[..], [1, hidden]),
-        norm: None,
         workspace: None,
     };
     Moe::plan(problem, &DeviceInfo::cpu()).unwrap().run(&(), args).unwrap();

@@ -60,9 +60,7 @@ struct Chain {
     shared_gate_up: Memory<bf16>,
     shared_down: Memory<bf16>,
     shared_gate: Memory<bf16>,
-    norm: Memory<bf16>,
     out: Memory<bf16>,
-    normed: Memory<bf16>,
     workspace: Memory<u8>,
     op: Moe,
     /// Elements from one expert's gate and up to the next one's.
@@ -88,7 +86,7 @@ impl Chain {
             let weight: Vec<bf16> = rng.normals(count * k, 2.0 / (k as f32).sqrt());
             Cuda::upload(queue, &weight).unwrap()
         };
-        let op = Moe::plan_with_norm(problem, EPS, &device.info).unwrap();
+        let op = Moe::plan(problem, &device.info).unwrap();
         Chain {
             router: random(experts, hidden),
             gate_up: random(experts * 2 * intermediate, hidden),
@@ -96,8 +94,6 @@ impl Chain {
             shared_gate_up: random(2 * shared_intermediate, hidden),
             shared_down: random(hidden, shared_intermediate),
             shared_gate: random(1, hidden),
-            norm: random(1, hidden),
-            normed: random(rows, hidden),
             x: Cuda::upload(queue, &rows_of(rows, hidden, seed)).unwrap(),
             out: Cuda::upload(queue, &rows_of(rows, hidden, seed + 1)).unwrap(),
             workspace: Cuda::zeros(queue, op.workspace_bytes()).unwrap(),
@@ -118,7 +114,6 @@ impl Chain {
         let (x, first) = x.unwrap_or((&self.x, 0));
         let args = MoeArgs::<Cuda> {
             out: TensorMut::of(&mut self.out, [rows, hidden]),
-            normed: Some(TensorMut::of(&mut self.normed, [rows, hidden])),
             routes: None,
             x: Tensor::new(x.slice(first * hidden..(first + rows) * hidden), [rows, hidden]),
             router: Tensor::of(&self.router, [experts, hidden]),
@@ -128,7 +123,6 @@ impl Chain {
             shared_gate_up: Tensor::of(&self.shared_gate_up, [2 * shared_intermediate, hidden]),
             shared_down: Tensor::of(&self.shared_down, [hidden, shared_intermediate]),
             shared_gate: Tensor::of(&self.shared_gate, [1, hidden]),
-            norm: Some(Tensor::of(&self.norm, [hidden])),
             workspace: with_workspace.then_some(TensorMut::of(&mut self.workspace, [bytes])),
         };
         self.op.run(&device.queue, args)
@@ -143,11 +137,9 @@ impl Chain {
         Cuda::write(&device.queue, &mut self.out, 0, &rows_of(rows, hidden, seed)).unwrap();
     }
 
-    /// The rows, then their norms.
     fn read(&self, device: &Device) -> Vec<bf16> {
         let MoeProblem { rows, hidden, .. } = *self.op.problem();
-        let read = |memory| Cuda::read(&device.queue, memory, 0..rows * hidden).unwrap();
-        [read(&self.out), read(&self.normed)].concat()
+        Cuda::read(&device.queue, &self.out, 0..rows * hidden).unwrap()
     }
 }
 
@@ -289,7 +281,7 @@ pub(crate) fn experts_refuse_by_name(device: &Device) {
     let text = chain.enqueue(device).unwrap_err().to_string();
     assert_eq!(text, "dense::moe: `gate_up` must be aligned to 16 bytes");
     chain.apart += 4;
-    let here = std::mem::replace(&mut chain.op, Moe::plan_with_norm(CHAIN, EPS, &DeviceInfo::cpu()).unwrap());
+    let here = std::mem::replace(&mut chain.op, Moe::plan(CHAIN, &DeviceInfo::cpu()).unwrap());
     let text = chain.enqueue_from(device, None, false).unwrap_err().to_string();
     assert_eq!(text, "dense::moe: device is the CPU; plan it for the CUDA device it runs on");
     chain.op = here;

@@ -4,7 +4,7 @@ use crate::{
     Check,
     accuracy::moe_row,
     approx::{assert_admitted, exact},
-    calls::{self, EPS, Experts},
+    calls::Experts,
     calm,
     layers::{Layer, dot_in_steps, rows_of},
     moe::weights,
@@ -33,9 +33,6 @@ pub(crate) struct Mix<B: Place> {
     shared_gate: Guarded<B, bf16>,
     workspace: Guarded<B, u8>,
 }
-
-/// Where norms go, and their weight.
-type Norming<'a, B> = (&'a mut Guarded<B, bf16>, &'a Guarded<B, bf16>);
 
 const CANARY: u8 = 0xa5;
 /// Ids behind each route that nobody may touch.
@@ -84,41 +81,14 @@ impl<B: Place> Mix<B> {
         x: &[bf16],
         plan: impl FnOnce(Moe) -> Moe,
     ) -> (Vec<bf16>, Vec<i32>) {
-        let problem = MoeProblem { rows: x.len() / self.problem.hidden, ..self.problem };
+        let MoeProblem { hidden, top_k, .. } = self.problem;
+        let rows = x.len() / hidden;
+        let problem = MoeProblem { rows, ..self.problem };
         let op = plan(Moe::plan(problem, &B::device(&self.queue)).unwrap());
-        self.run_op(&op, before, x, None)
-    }
-
-    /// The same with the norm of the result by `weight`, behind it.
-    pub(crate) fn run_with_norm(
-        &mut self,
-        before: &[bf16],
-        x: &[bf16],
-        weight: &[bf16],
-        plan: impl FnOnce(Moe) -> Moe,
-    ) -> [Vec<bf16>; 2] {
-        let hidden = self.problem.hidden;
-        let problem = MoeProblem { rows: x.len() / hidden, ..self.problem };
-        let op = plan(Moe::plan_with_norm(problem, EPS, &B::device(&self.queue)).unwrap());
-        let weight = Guarded::<B, _>::new(&self.queue, weight, poison());
-        let nothing = vec![poison::<bf16>(); x.len()];
-        let mut normed = Guarded::<B, _>::new(&self.queue, &spread(&nothing, 1, hidden), poison());
-        let (out, _) = self.run_op(&op, before, x, Some((&mut normed, &weight)));
-        [out, packed("normed", &normed.read(&self.queue), 1, hidden).concat()]
-    }
-
-    fn run_op(
-        &mut self,
-        op: &Moe,
-        before: &[bf16],
-        x: &[bf16],
-        norm: Option<Norming<'_, B>>,
-    ) -> (Vec<bf16>, Vec<i32>) {
-        let MoeProblem { rows, hidden, top_k, .. } = *op.problem();
         let input = Guarded::<B, _>::new(&self.queue, &spread(x, 1, hidden), poison());
         let mut output = Guarded::<B, _>::new(&self.queue, &spread(before, 1, hidden), poison());
         let mut routes = Guarded::<B, _>::new(&self.queue, &vec![-7; rows * (top_k + BEHIND)], i32::MIN);
-        self.enqueue(op, &input, &mut output, &mut routes, norm).unwrap();
+        self.enqueue(&op, &input, &mut output, &mut routes).unwrap();
         self.workspace.read(&self.queue);
         let routes = routes.read(&self.queue);
         let routes = routes.chunks(top_k + BEHIND).flat_map(|route| {
@@ -134,7 +104,6 @@ impl<B: Place> Mix<B> {
         x: &Guarded<B, bf16>,
         out: &mut Guarded<B, bf16>,
         routes: &mut Guarded<B, i32>,
-        norm: Option<Norming<'_, B>>,
     ) -> Result<()> {
         let MoeProblem { rows, hidden, experts, top_k, intermediate, shared_intermediate, .. } =
             *op.problem();
@@ -148,15 +117,8 @@ impl<B: Place> Mix<B> {
         let (mut out, mut ids) = (out.whole_mut(), routes.whole_mut());
         let mut workspace = self.workspace.whole_mut();
         let wide = strides(1, hidden)[0];
-        let (normed, norm) = norm.unzip();
-        let normed_at = normed.as_ref().map_or(0..0, |normed| normed.payload());
-        let mut normed = normed.map(|normed| normed.whole_mut());
-        let normed = normed.as_mut().map(|normed| {
-            TensorMut::new(B::slice_mut(normed, normed_at), [rows, hidden]).with_strides([wide, 1])
-        });
         let args = MoeArgs::<B> {
             out: TensorMut::new(B::slice_mut(&mut out, out_at), [rows, hidden]).with_strides([wide, 1]),
-            normed,
             routes: Some(
                 TensorMut::new(B::slice_mut(&mut ids, routes_at), [rows, top_k])
                     .with_strides([top_k + BEHIND, 1]),
@@ -172,7 +134,6 @@ impl<B: Place> Mix<B> {
             shared_down: Tensor::new(self.shared_down.view(), [hidden, shared_intermediate])
                 .with_strides([strides(1, shared_intermediate)[0], 1]),
             shared_gate: Tensor::new(self.shared_gate.view(), [1, hidden]).with_strides([wide, 1]),
-            norm: norm.map(|norm| Tensor::new(norm.view(), [hidden])),
             workspace: Some(TensorMut::new(B::slice_mut(&mut workspace, first..first + bytes), [bytes])),
         };
         op.run(&self.queue, args)
@@ -317,31 +278,6 @@ pub(crate) fn is_its_parts<B: Place>(queue: &B::Queue) {
                     .map(|(b, s)| bf16::from_f32(b.to_f32() + bf16::from_f32(*s).to_f32()))
                     .collect();
                 assert_same_bits(&format!("row {row}, {problem:?}"), &out[at], &want);
-            }
-        }
-    });
-}
-
-/// The norm in a mixture's last launch is the norm of its rows, in parts or not, and changes none of them.
-pub(crate) fn norms_what_it_wrote<B: Place>(queue: &B::Queue) {
-    calm(|| {
-        for problem in problems::<B>() {
-            let h = problem.hidden;
-            let mut mix = Mix::<B>::random(queue, problem);
-            let weight: Vec<bf16> = Rng::new(31).normals(h, 0.5);
-            for rows in [1, 2, 9, 40].into_iter().step_by(stride(2)) {
-                let (x, before) = (rows_of(rows, h, 32), rows_of(rows, h, 33));
-                let (want, _) = mix.run(&before, &x, |op| op);
-                let normed = calls::norm(rows, EPS, &want, &weight);
-                for (rows_at_once, overlapping) in [(usize::MAX, false), (7, true)] {
-                    let plan = |op: Moe| {
-                        op.with_grid(|grid| MoeGrid { rows_at_once, ..grid }).overlapping(overlapping)
-                    };
-                    let what = format!("{rows} rows, {rows_at_once} at once, {problem:?}");
-                    let got = mix.run_with_norm(&before, &x, &weight, plan);
-                    assert_same_bits(&what, &got[0], &want);
-                    assert_same_bits(&format!("normed, {what}"), &got[1], &normed);
-                }
             }
         }
     });

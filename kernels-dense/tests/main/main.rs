@@ -114,7 +114,6 @@ fn main() {
     both!(suite, layers::no_rows_do_nothing);
     both!(suite, experts::rows_are_single_rows);
     both!(suite, experts::is_its_parts);
-    both!(suite, experts::norms_what_it_wrote);
     both!(suite, experts::ties_by_hand);
     both!(suite, experts::others_do_not_matter);
     both!(suite, experts::is_within_its_bound);

@@ -162,24 +162,13 @@ pub(crate) fn every_operand_of_the_mixture_is_checked() {
         shared_intermediate: 6,
         weights: DType::Bf16,
     };
-    let cpu = DeviceInfo::cpu();
-    refused(
-        Moe::plan_with_norm(problem, 0.0, &cpu),
-        "dense::norm: eps is 0; it must be finite and above zero",
-    );
-    let op = Moe::plan_with_norm(problem, 1e-6, &cpu).unwrap();
+    let op = Moe::plan(problem, &DeviceInfo::cpu()).unwrap();
     let data = vec![bf16::ONE; 4 * 10 * 3];
-    let without = Moe::plan(problem, &cpu).unwrap();
     fn two(data: &Vec<bf16>, dims: [usize; 2]) -> Tensor<'_, Cpu, bf16, 2> {
         Tensor::of(data, dims)
     }
     for (wrong, want) in [
         ("out", "dense::moe: `out` has shape [1, 3], expected [2, 3]"),
-        ("normed", "dense::moe: `normed` has shape [1, 3], expected [2, 3]"),
-        ("norm", "dense::moe: `norm` has shape [2], expected [3]"),
-        ("no normed", "dense::moe: normed is none; the plan has a norm"),
-        ("no norm", "dense::moe: norm is none; the plan has a norm"),
-        ("no plan", "dense::moe: normed is an operand; the plan has no norm: `Moe::plan_with_norm`"),
         ("routes", "dense::moe: `routes` has shape [1, 2], expected [2, 2]"),
         ("x", "dense::moe: `x` has shape [1, 3], expected [2, 3]"),
         ("router", "dense::moe: `router` has shape [1, 3], expected [4, 3]"),
@@ -189,12 +178,10 @@ pub(crate) fn every_operand_of_the_mixture_is_checked() {
         ("shared_down", "dense::moe: `shared_down` has shape [1, 6], expected [3, 6]"),
         ("shared_gate", "dense::moe: `shared_gate` has shape [2, 3], expected [1, 3]"),
     ] {
-        let (mut out, mut normed, mut routes) = (vec![bf16::ZERO; 6], vec![bf16::ZERO; 6], vec![0; 4]);
+        let (mut out, mut routes) = (vec![bf16::ZERO; 6], vec![0; 4]);
         let first = |name: &str, right: usize| if name == wrong { 1 } else { right };
-        let norm = Tensor::of(&data, [if wrong == "norm" { 2 } else { 3 }]);
         let args = MoeArgs::<Cpu> {
             out: TensorMut::of(&mut out, [first("out", 2), 3]),
-            normed: (wrong != "no normed").then_some(TensorMut::of(&mut normed, [first("normed", 2), 3])),
             routes: Some(TensorMut::of(&mut routes, [first("routes", 2), 2])),
             x: two(&data, [first("x", 2), 3]),
             router: two(&data, [first("router", 4), 3]),
@@ -203,10 +190,8 @@ pub(crate) fn every_operand_of_the_mixture_is_checked() {
             shared_gate_up: two(&data, [first("shared_gate_up", 12), 3]),
             shared_down: two(&data, [first("shared_down", 3), 6]),
             shared_gate: two(&data, [if wrong == "shared_gate" { 2 } else { 1 }, 3]),
-            norm: (wrong != "no norm").then_some(norm),
             workspace: None,
         };
-        let op = if wrong == "no plan" { &without } else { &op };
         refused(op.run(&(), args), want);
     }
 }

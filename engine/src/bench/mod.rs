@@ -139,7 +139,7 @@ impl Plan {
     }
 }
 
-/// Measures; `progress` hears what is being done.
+/// Measures; `progress` hears what is being done, and what came out.
 pub fn run<B: EngineBackend, A: Activation>(
     context: Context<B>,
     model: Model<B, A>,
@@ -168,6 +168,7 @@ pub fn run<B: EngineBackend, A: Activation>(
         let mut run = Run::start(&mut engine, &requests)?;
         report.prefilled(batch * plan.context, run.prefill);
         let plain = run.measure(&mut engine, plan, batch, &DraftLength::Fixed(0))?;
+        progress(&plain.to_string());
         report.points.push(plain);
         if plan.timeline {
             report.timelines.push(run.trace(&mut engine, batch, 0)?);
@@ -185,6 +186,7 @@ pub fn run<B: EngineBackend, A: Activation>(
         for length in &plan.drafts {
             progress(&format!("batch {batch}, {length} drafts"));
             let point = run.measure(&mut engine, plan, batch, length)?;
+            progress(&point.to_string());
             report.points.push(point);
             if let (true, DraftLength::Fixed(drafts)) = (plan.timeline, length) {
                 report.timelines.push(run.trace(&mut engine, batch, *drafts)?);

@@ -113,6 +113,20 @@ impl Point {
     }
 }
 
+/// What was measured, in a line: whoever cuts a long run off has what there was until then.
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [wall, target, draft] = [self.wall, self.target, self.draft].map(|time| self.ms(time));
+        write!(f, "batch {}, {} drafts: {wall:.3} ms a round ", self.batch, self.drafts_in_words())?;
+        write!(
+            f,
+            "(target {target:.3}, draft {draft:.3}), {:.2} tokens of a sequence",
+            self.accept_length()
+        )?;
+        write!(f, ", {:.1} tokens/s", self.tokens_per_second())
+    }
+}
+
 impl Serialize for Point {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         let mut fields = s.serialize_struct("Point", 12)?;

@@ -193,7 +193,11 @@ mod tests {
             timeline: true,
         };
         let started = Instant::now();
-        let report = bench::run(context, model, &plan, |_| {}).unwrap();
+        let mut told = Vec::new();
+        let report = bench::run(context, model, &plan, |line| told.push(line.to_owned())).unwrap();
+        for point in &report.points {
+            assert!(told.contains(&point.to_string()), "{point} in {told:?}");
+        }
         (config, report, started.elapsed())
     }
 

@@ -10,7 +10,15 @@ use cudarc::{
     driver::{CudaSlice, CudaStream, CudaView, DevicePtr, DevicePtrMut},
 };
 use kernels_core::{Backend, Cuda, bf16};
-use std::{error::Error, ffi::c_void, fmt, mem::MaybeUninit, ops::Range, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    ffi::c_void,
+    fmt,
+    mem::MaybeUninit,
+    ops::Range,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 /// What the library may use for a free choice, as its authors recommend for Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -50,10 +58,11 @@ pub struct Operands<'a> {
 }
 
 impl CublasLt {
-    /// Whether the library is where the loader looks.
+    /// Whether the library is where the loader looks. Asked once: to find out is to load half a gigabyte.
     pub fn is_there() -> bool {
+        static THERE: OnceLock<bool> = OnceLock::new();
         // SAFETY: it loads the library, whose initialisers have no requirements.
-        unsafe { sys::is_culib_present() }
+        *THERE.get_or_init(|| unsafe { sys::is_culib_present() })
     }
 
     /// The library's first choice, for every number of rows anew: a row's bits may depend on it.

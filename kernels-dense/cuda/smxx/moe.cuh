@@ -15,25 +15,29 @@ struct Combination {
 };
 
 constexpr int kCombineThreads = 128;
+constexpr int kCombineBlocks = 4;  // of a multiprocessor: registers for all of a thread's loads at once
 
 // out += what the experts of the row's route say, in its order, and the shared one; a thread has eight elements.
-__global__ void __launch_bounds__(kCombineThreads) combine(const Combination c) {
+__global__ void __launch_bounds__(kCombineThreads, kCombineBlocks) combine(const Combination c) {
   const int row = blockIdx.y, at = (blockIdx.x * kCombineThreads + threadIdx.x) * kVectorBf16;
   pdl::launch_dependents();
   pdl::wait();
   if (at >= c.hidden) return;
   const float* const weights = c.weights + int64_t(row) * (c.top_k + 1);
+  const auto output = [&](int pair) { return load_global(c.outputs + int64_t(pair) * c.hidden + at); };
+  __nv_bfloat16* const out = c.out + row * c.out_stride + at;
+  // Asked for first, needed last.
+  const uint4 old = load_global(out), shared = output(c.rows * c.top_k + row);
+  const float shared_weight = weights[c.top_k];
   float sum[kVectorBf16] = {};
-  const auto add = [&](int pair, float weight) {
-    const uint4 y = load_global(c.outputs + int64_t(pair) * c.hidden + at);
+  const auto add = [&](const uint4& y, float weight) {
 #pragma unroll
     for (int i = 0; i < kVectorBf16; ++i) sum[i] = __fmaf_rn(weight, bf16_at(y, i), sum[i]);
   };
 #pragma unroll 8
-  for (int rank = 0; rank < c.top_k; ++rank) add(row * c.top_k + rank, weights[rank]);
-  add(c.rows * c.top_k + row, weights[c.top_k]);
-  __nv_bfloat16* const out = c.out + row * c.out_stride + at;
-  const uint4 old = load_global(out), rounded = pack_bf16(sum);
+  for (int rank = 0; rank < c.top_k; ++rank) add(output(row * c.top_k + rank), weights[rank]);
+  add(shared, shared_weight);
+  const uint4 rounded = pack_bf16(sum);
 #pragma unroll
   for (int i = 0; i < kVectorBf16; ++i) sum[i] = __fadd_rn(bf16_at(old, i), bf16_at(rounded, i));
   store_global(out, pack_bf16(sum));

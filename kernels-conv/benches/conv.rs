@@ -8,7 +8,10 @@
 
 use kernels_conv::{Args, ConvBackend, Prefill, Problem, Verify};
 use kernels_core::{Cpu, DeviceInfo, Rows, Tensor, TensorMut, bf16};
-use kernels_testkit::{bench::Bench, rng::Rng};
+use kernels_testkit::{
+    bench::{Bench, numbers},
+    rng::Rng,
+};
 
 /// Channels of a GDN layer's conv: q, k and v heads of 128.
 const MODELS: [(&str, usize); 2] =
@@ -52,12 +55,7 @@ impl<B: ConvBackend> Operands<B> {
     fn new(queue: &B::Queue, problem: Problem, copies: usize) -> Self {
         let p = problem;
         let mut rng = Rng::new(1);
-        // One megabyte of numbers, repeated: the time does not depend on them, only on their not being zero.
-        let pattern: Vec<bf16> = rng.normals(1 << 19, 1.0);
-        let random = |len: usize| {
-            let values: Vec<bf16> = pattern.iter().copied().cycle().take(len).collect();
-            B::upload(queue, &values).expect("the bench fits into memory")
-        };
+        let random = |len| numbers::<B>(queue, len, 1.0);
         let per_sequence = (p.rows / p.sequences) as i32;
         let slots: Vec<i32> = rng.permutation(p.slots).into_iter().map(|s| s as i32).collect();
         let start: Vec<i32> = (0..p.sequences).map(|i| 1000 + 37 * i as i32).collect();

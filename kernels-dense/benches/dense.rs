@@ -136,6 +136,7 @@ mod cuda {
     use kernels_core::{Backend, Cuda};
     use kernels_dense::{AddNorm, AddNormArgs, NormProblem};
     use kernels_testkit::{
+        bench::numbers,
         cublaslt::{CublasLt, Operands},
         device::Device,
         timing::copies,
@@ -305,15 +306,8 @@ mod cuda {
         });
     }
 
-    /// One megabyte of numbers, repeated: the time does not depend on them, only on their not being zero.
     fn random(queue: &<Cuda as Backend>::Queue, len: usize) -> <Cuda as Backend>::Memory<bf16> {
-        let pattern = normals(1 << 19, 0.02);
-        let mut memory = Cuda::zeros(queue, len).expect("the bench fits into memory");
-        for at in (0..len).step_by(pattern.len()) {
-            let part = &pattern[..pattern.len().min(len - at)];
-            Cuda::write(queue, &mut memory, at, part).expect("the memory is there");
-        }
-        memory
+        numbers::<Cuda>(queue, len, 0.02)
     }
 
     /// How a layer is launched.

@@ -55,7 +55,7 @@ mod cuda {
     use super::*;
     use kernels_core::{Backend, Cuda};
     use kernels_dense::{Head, HeadArgs};
-    use kernels_testkit::timing::copies;
+    use kernels_testkit::{bench::numbers, timing::copies};
 
     pub(super) fn all(bench: &mut Bench) {
         for (model, k) in [("qwen3.5-27b", 5120), ("qwen3.5-35b-a3b", 2048)] {
@@ -69,15 +69,8 @@ mod cuda {
         }
     }
 
-    /// One megabyte of numbers, repeated: the time does not depend on them, only on their not being zero.
     fn random(queue: &<Cuda as Backend>::Queue, len: usize) -> <Cuda as Backend>::Memory<bf16> {
-        let pattern = normals(1 << 19, 0.02);
-        let mut memory = Cuda::zeros(queue, len).expect("the bench fits into memory");
-        for at in (0..len).step_by(pattern.len()) {
-            let part = &pattern[..pattern.len().min(len - at)];
-            Cuda::write(queue, &mut memory, at, part).expect("the memory is there");
-        }
-        memory
+        numbers::<Cuda>(queue, len, 0.02)
     }
 
     type Codes = <Cuda as Backend>::Memory<u8>;

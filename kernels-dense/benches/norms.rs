@@ -7,7 +7,10 @@
 
 use kernels_core::{Cpu, DeviceInfo, Result, Tensor, TensorMut, bf16};
 use kernels_dense::*;
-use kernels_testkit::{bench::Bench, rng::Rng};
+use kernels_testkit::{
+    bench::{Bench, numbers},
+    rng::Rng,
+};
 
 /// Hidden width and heads of the gated delta net.
 const MODELS: [(&str, usize, usize); 3] =
@@ -82,12 +85,7 @@ impl<B: DenseBackend> Operands<B> {
     fn new(queue: &B::Queue, shape: Shape, copies: usize) -> Self {
         let Shape { op, rows, width, .. } = shape;
         let mut rng = Rng::new(1);
-        // One megabyte of numbers, repeated: the time does not depend on them, only on their not being zero.
-        let pattern: Vec<bf16> = rng.normals(1 << 19, 1.0);
-        let random = |len: usize| {
-            let values: Vec<bf16> = pattern.iter().copied().cycle().take(len).collect();
-            B::upload(queue, &values).expect("the bench fits into memory")
-        };
+        let random = |len| numbers::<B>(queue, len, 1.0);
         let ids: Vec<i32> = (0..copies * rows).map(|_| rng.below(VOCAB) as i32).collect();
         let table = if let Op::Embed = op { VOCAB * width } else { 0 };
         Operands {

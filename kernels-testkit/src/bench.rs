@@ -4,9 +4,11 @@
 //! operands, and criterion is fed the device's own clock; without one the CPU backend is timed, so that the
 //! bench runs everywhere.
 
+use crate::rng::Rng;
 #[cfg(feature = "cuda")]
 use crate::{device::Device, timing::Timer};
 use criterion::{Criterion, Throughput};
+use kernels_core::{Backend, bf16};
 #[cfg(feature = "cuda")]
 use std::rc::Rc;
 use std::{
@@ -84,7 +86,7 @@ impl Bench {
     /// probes, of two passes each for the reads.
     #[cfg(feature = "cuda")]
     fn measure_ceiling(&mut self) {
-        use kernels_core::{Backend, Cuda, selftest};
+        use kernels_core::{Cuda, selftest};
         const PASSES: usize = 2;
         let Some(device) = self.device.clone() else { return };
         let queue = device.queue.clone();
@@ -190,6 +192,18 @@ impl Bench {
         }
         measured
     }
+}
+
+/// Memory for what is timed: one megabyte of normal numbers, repeated. The time does not depend on them, only on their
+/// not being zero.
+pub fn numbers<B: Backend>(on: &B::Queue, len: usize, deviation: f32) -> B::Memory<bf16> {
+    let pattern: Vec<bf16> = Rng::new(1).normals(1 << 19, deviation);
+    let mut memory = B::zeros(on, len).expect("the bench fits into memory");
+    for at in (0..len).step_by(pattern.len()) {
+        let part = &pattern[..pattern.len().min(len - at)];
+        B::write(on, &mut memory, at, part).expect("the memory is there");
+    }
+    memory
 }
 
 #[cfg(feature = "cuda")]

@@ -141,7 +141,7 @@ int32_t ls_dense_random_fill_f32_smxx(const ls_dense_random_fill_params* p, ls_s
 #define LS_DENSE_SIGMOID_GATE 3 /* out = sigmoid(gate of the row) * sum, the sum rounded before    */
 
 /* Words at the head of the workspace that are zero before a first run and after every run: one for each block, one for
- * the grid, one for each tile. A workspace serves one stream, and nothing but linear layers, heads and experts. */
+ * the grid, one for each tile of each group. A workspace serves one stream, and nothing but linear layers, heads and experts. */
 #define LS_DENSE_ZEROED_WORDS 2048
 #define LS_DENSE_MAX_BLOCKS 1024
 #define LS_DENSE_MAX_SPLIT_TILES 512
@@ -153,7 +153,7 @@ typedef struct ls_dense_linear_params {
   const float* gate;          /* [rows], aligned to 4 bytes; read by SIGMOID_GATE only           */
   uint32_t* flags;            /* [LS_DENSE_ZEROED_WORDS]; sm90 only                              */
   float* scratch;             /* sm90 only: tile_rows * columns floats for each block and, of more than one
-                               * segment, for each (tile, segment)                               */
+                               * segment, for each (tile, segment) of each group                 */
   int64_t out_stride;
   int64_t x_stride;
   int64_t weight_stride;
@@ -166,7 +166,9 @@ typedef struct ls_dense_linear_params {
                                * 192, 256 too. Of SILU_MUL smxx has 32 at most                 */
   int32_t tile_rows;          /* sm90 only: 64 or 128 rows of the weight at a time; SILU_MUL has 128,
                                * half of them gate rows. Never changes a bit                     */
-  int32_t blocks;             /* sm90 only: at most one for each (tile, segment). Never changes a bit */
+  int32_t blocks;             /* sm90 only: of each group; at most one for each (tile, segment). Never changes a bit */
+  int32_t groups;             /* sm90 only: of `columns` rows, that stand beside each other in a launch; others follow.
+                               * 1 up to 64 columns but with tile_rows of 64 or segments. Never changes a bit */
   int32_t programmatic;       /* 1: may begin, and load weights, while the preceding kernel still runs */
 } ls_dense_linear_params;
 

@@ -22,10 +22,12 @@ pub struct Grid {
     pub path: Path,
     /// Rows of the weight that a block has at a time: 64 or 128; on [`Path::Sm90`] only.
     pub tile_rows: usize,
-    /// Thread blocks; on [`Path::Sm90`] only. Of a launch that has more rows than columns side by side: for each.
+    /// Thread blocks of each group of rows; on [`Path::Sm90`] only.
     pub blocks: usize,
-    /// Rows of x that are computed together; others follow, or stand beside them.
+    /// Rows of x that are computed together: a group.
     pub columns: usize,
+    /// Groups that stand beside each other in a launch, others follow; on [`Path::Sm90`] only.
+    pub groups: usize,
 }
 
 /// Elements of k that are loaded together.
@@ -37,14 +39,18 @@ const ENOUGH: usize = 128;
 const MOST_SEGMENTS: usize = 8;
 /// Shorter segments would cost more in adding up than in reading.
 const FEWEST_STEPS: usize = 8;
-/// The most columns of which blocks of one launch may have some each, and of tiles of 64 rows.
-const MOST_BESIDE: usize = 64;
-/// Rows of as many such blocks as a grid has in its second dimension.
-const MOST_GROUPS: usize = MOST_BESIDE * 65_535;
+/// Columns of the kernels that have tiles of 64 rows and, of segments, blocks that add up among themselves.
+const FEW_COLUMNS: usize = 64;
+/// Groups of more columns that read a weight at the same time: from memory once, and from the L2 cache.
+const TOGETHER: usize = 8;
+/// As many as a grid has room for in its second dimension.
+const MOST_GROUPS: usize = 65_535;
 /// `LS_DENSE_ZEROED_WORDS`, in bytes.
 pub(crate) const ZEROED: usize = 4 * 2048;
 /// `LS_DENSE_MAX_BLOCKS`.
 const MAX_BLOCKS: usize = 1024;
+/// `LS_DENSE_MAX_SPLIT_TILES`.
+const MAX_SPLIT_TILES: usize = 512;
 const COLUMNS_SM90: [usize; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 const COLUMNS_SM80: [usize; 4] = [8, 16, 32, 64];
 
@@ -93,7 +99,7 @@ impl Stream {
         let segment = segment(k, weight_rows);
         let hopper = built.sm90a && device.arch == Some(Arch::SM90);
         let path = if hopper { Path::Sm90 } else { Path::Sm80 };
-        let grid = Grid { path, tile_rows: 128, blocks: 1, columns: 1 };
+        let grid = Grid { path, tile_rows: 128, blocks: 1, columns: 1, groups: 1 };
         let mut stream =
             Stream { form, rows, n, steps: k.div_ceil(STEP), segment, grid, programmatic: false };
         if stream.units().saturating_mul(segment / STEP) > i32::MAX as usize {
@@ -105,15 +111,22 @@ impl Stream {
         stream.grid.columns = each(*stream.widths(path).last().expect("there are some"));
         // Tiles of 64 rows where those of 128 would leave half of the chip without any. Of many rows a few at a time, side
         // by side, where all of them together would leave three quarters of it.
-        let busy = stream.units() * if rows > MOST_BESIDE { 4 } else { 2 };
-        if form == Form::Linear && path == Path::Sm90 && rows <= MOST_GROUPS && busy <= device.multiprocessors
-        {
-            stream.grid = Grid { tile_rows: 64, columns: each(MOST_BESIDE), ..stream.grid };
+        let busy = stream.units() * if rows > FEW_COLUMNS { 4 } else { 2 };
+        if form == Form::Linear && path == Path::Sm90 && busy <= device.multiprocessors {
+            stream.grid = Grid { tile_rows: 64, columns: each(FEW_COLUMNS), ..stream.grid };
         }
-        // Blocks of one unit each add up the segments of a tile among themselves.
-        let most = if stream.segments() > 1 { MAX_BLOCKS } else { device.multiprocessors.max(1) };
-        let blocks = stream.units().min(most);
-        Ok(Some(stream.with(Grid { blocks, ..stream.grid })))
+        let all = rows.div_ceil(stream.grid.columns);
+        let grid = if stream.grid.columns > FEW_COLUMNS && all > 1 && form != Form::Head {
+            // The chip is theirs by equal parts, of neighbours who share what they read of x.
+            let groups = all.div_ceil(all.div_ceil(TOGETHER));
+            let blocks = device.multiprocessors / groups / 2 * 2;
+            Grid { blocks, groups, ..stream.grid }
+        } else {
+            // Blocks of one unit each add up the segments of a tile among themselves.
+            let most = if stream.segments() > 1 { MAX_BLOCKS } else { device.multiprocessors };
+            Grid { blocks: most, groups: all, ..stream.grid }
+        };
+        Ok(Some(stream.with(grid)))
     }
 
     /// The same with another grid; what the kernels do not have becomes what they have.
@@ -122,11 +135,38 @@ impl Stream {
         let widths = self.widths(grid.path);
         let columns = widths.iter().find(|width| **width >= grid.columns).or(widths.last());
         stream.grid.columns = *columns.expect("there are some");
-        if self.form != Form::Linear || stream.grid.columns > MOST_BESIDE || grid.path == Path::Sm80 {
+        if self.form != Form::Linear || stream.grid.columns > FEW_COLUMNS || grid.path == Path::Sm80 {
             stream.grid.tile_rows = 128;
         }
         stream.grid.blocks = grid.blocks.min(stream.units()).clamp(1, MAX_BLOCKS);
+        stream.grid.groups = grid.groups.clamp(1, stream.most_groups());
         stream
+    }
+
+    /// Groups that a launch has room for.
+    fn most_groups(&self) -> usize {
+        let few = self.grid.columns <= FEW_COLUMNS;
+        let beside = match self.form {
+            Form::Head => false,
+            Form::Gated => !few,
+            Form::Linear => !few || self.grid.tile_rows == 64 || self.segments() > 1,
+        };
+        let of_tiles =
+            if self.adds_up() { MAX_SPLIT_TILES * self.segments() / self.units() } else { MOST_GROUPS };
+        let of_blocks = if self.hands_on() { MAX_BLOCKS / self.grid.blocks } else { MOST_GROUPS };
+        let groups = self.rows.div_ceil(self.grid.columns);
+        if beside { groups.min(of_tiles).min(of_blocks).max(1) } else { 1 }
+    }
+
+    /// Whether a block may end within a unit, and the next one go on.
+    fn hands_on(&self) -> bool {
+        self.grid.blocks < self.units()
+    }
+
+    /// Whether segments are added up by way of the workspace.
+    fn adds_up(&self) -> bool {
+        self.segments() > 1
+            && (self.hands_on() || self.form != Form::Linear || self.grid.columns > FEW_COLUMNS)
     }
 
     /// The numbers of columns that there are kernels for.
@@ -151,14 +191,18 @@ impl Stream {
 
     /// Bytes of the workspace: words that are zero between runs, then what may be anything.
     pub(crate) fn workspace_bytes(&self) -> usize {
-        let Grid { path, tile_rows, blocks, columns } = self.grid;
+        let Grid { path, tile_rows, blocks, columns, groups } = self.grid;
         let head = self.form == Form::Head;
         match path {
             // The best of each 64 ids, for each row.
             Path::Sm80 if head => ZEROED + 8 * self.n.div_ceil(64) * self.rows,
             Path::Sm80 => 0,
             Path::Sm90 => {
-                let tiles = blocks + if self.segments() > 1 { self.units() } else { 0 };
+                let tiles = match (self.adds_up(), self.hands_on() || head) {
+                    (true, _) => groups * (blocks + self.units()),
+                    (false, true) => groups * blocks,
+                    (false, false) => 0,
+                };
                 let best = if head { 8 * blocks * columns } else { 0 };
                 ZEROED + 4 * tiles * tile_rows * columns + best
             }
@@ -239,7 +283,7 @@ mod tests {
     #[test]
     fn grids_of_an_h200() {
         let grid = |rows, n, k| {
-            let Grid { path, tile_rows, blocks, columns } = stream(Form::Linear, rows, n, k).grid;
+            let Grid { path, tile_rows, blocks, columns, .. } = stream(Form::Linear, rows, n, k).grid;
             assert_eq!(path, Path::Sm90);
             (tile_rows, blocks, columns)
         };
@@ -256,7 +300,7 @@ mod tests {
         assert_eq!((grid(4096, 96, 5120), grid(256, 1024, 2048)), ((64, 16, 64), (64, 64, 64)));
         assert_eq!((grid(65, 2048, 4096), grid(256, 5120, 6144)), ((128, 128, 96), (128, 120, 256)));
         let gated = stream(Form::Gated, 1, 17408, 5120).grid;
-        assert_eq!(gated, Grid { path: Path::Sm90, tile_rows: 128, blocks: 132, columns: 8 });
+        assert_eq!(gated, Grid { path: Path::Sm90, tile_rows: 128, blocks: 132, columns: 8, groups: 1 });
         let device = DeviceInfo::a100();
         let s = Stream::plan("dense::test", Form::Gated, [64, 512, 64], &device, BOTH).unwrap().unwrap();
         assert_eq!((s.grid.path, s.grid.columns, s.workspace_bytes()), (Path::Sm80, 32, 0));
@@ -267,9 +311,41 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_an_h200() {
+        let groups = |form, rows, n, k| {
+            let Grid { columns, groups, blocks, .. } = stream(form, rows, n, k).grid;
+            (columns, groups, blocks)
+        };
+        assert_eq!(groups(Form::Linear, 256, 34816, 5120), (256, 1, 132));
+        // Two halves of the chip, then equal parts of it: sixteen groups by two launches, nine by one of five and one of four.
+        assert_eq!(groups(Form::Linear, 300, 34816, 5120), (192, 2, 66));
+        assert_eq!(groups(Form::Gated, 1000, 17408, 5120), (256, 4, 32));
+        assert_eq!(groups(Form::Gated, 4096, 17408, 5120), (256, 8, 16));
+        assert_eq!(groups(Form::Linear, 9 * 256, 5120, 6144), (256, 5, 26));
+        // Few columns stand beside each other where nobody owes anything: 64 blocks a group of 64 rows, however many.
+        assert_eq!(groups(Form::Linear, 4096, 1024, 2048), (64, 64, 64));
+        assert_eq!(groups(Form::Linear, 64 * 70_000, 1024, 2048), (64, 65_535, 64));
+        // A head's rows follow each other.
+        assert_eq!(groups(Form::Head, 1024, 248_320, 5120), (128, 1, 132));
+        // No more than flags and counters for.
+        let with = |rows, n, k, grid: Grid| stream(Form::Linear, rows, n, k).with(grid).grid.groups;
+        let wide = Grid { path: Path::Sm90, tile_rows: 128, blocks: 100, columns: 128, groups: usize::MAX };
+        assert_eq!(with(4096, 34816, 5120, wide), MAX_BLOCKS / 100);
+        assert_eq!(with(4096, 5120, 6144, Grid { blocks: 16, ..wide }), MAX_SPLIT_TILES / 40);
+        assert_eq!(with(4096, 5120, 6144, Grid { blocks: 16, columns: 64, ..wide }), MAX_SPLIT_TILES / 40);
+        assert_eq!(
+            with(4096, 34816, 5120, Grid { columns: 64, ..wide }),
+            1,
+            "one segment, tiles of 128 rows"
+        );
+    }
+
+    #[test]
     fn workspaces_hold_what_is_written() {
-        // 120 blocks and as many units of 128 x 8 floats.
-        assert_eq!(stream(Form::Linear, 1, 5120, 6144).workspace_bytes(), 8192 + 4 * 240 * 128 * 8);
+        // Blocks of a cluster send each other what they add up.
+        assert_eq!(stream(Form::Linear, 1, 5120, 6144).workspace_bytes(), 8192);
+        // Eight groups of 16 blocks and 120 units.
+        assert_eq!(stream(Form::Linear, 4096, 5120, 6144).workspace_bytes(), 8192 + 4 * 8 * 136 * 128 * 256);
         // One segment: accumulators that are handed on.
         assert_eq!(stream(Form::Linear, 64, 34816, 5120).workspace_bytes(), 8192 + 4 * 132 * 128 * 64);
         let head = stream(Form::Head, 100, 248_320, 5120);

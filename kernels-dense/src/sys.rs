@@ -346,6 +346,7 @@ pub struct ls_dense_linear_params {
     pub columns: i32,
     pub tile_rows: i32,
     pub blocks: i32,
+    pub groups: i32,
     pub programmatic: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -386,8 +387,10 @@ const _: () = {
         [::core::mem::offset_of!(ls_dense_linear_params, tile_rows) - 96usize];
     ["Offset of field: ls_dense_linear_params::blocks"]
         [::core::mem::offset_of!(ls_dense_linear_params, blocks) - 100usize];
+    ["Offset of field: ls_dense_linear_params::groups"]
+        [::core::mem::offset_of!(ls_dense_linear_params, groups) - 104usize];
     ["Offset of field: ls_dense_linear_params::programmatic"]
-        [::core::mem::offset_of!(ls_dense_linear_params, programmatic) - 104usize];
+        [::core::mem::offset_of!(ls_dense_linear_params, programmatic) - 108usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

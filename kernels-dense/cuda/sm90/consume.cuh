@@ -84,19 +84,20 @@ struct Consumer {
 
   // The unit's other owner, the next block, goes on from here.
   __device__ __forceinline__ void hand_on(const Sums& d) const {
-    write(place(blockIdx.x), d);
+    write(place(S::block()), d);
     together();
-    if (threadIdx.x == 0) store_release(layer.flags + blockIdx.x, 1);
+    if (threadIdx.x == 0) store_release(layer.flags + S::block(), 1);
   }
   // Blocks start in order and this is what that one does first, so that it is never waited for in vain.
   __device__ __forceinline__ void take_over(Sums& d) const {
-    uint32_t* const flag = layer.flags + blockIdx.x - deal.team;
+    const int32_t from = S::block() - deal.team;
+    uint32_t* const flag = layer.flags + from;
     if (threadIdx.x == 0) {
       while (load_acquire(flag) == 0) {}
       *flag = 0;
     }
     together();
-    read(place(int64_t(blockIdx.x) - deal.team), d);
+    read(place(from), d);
   }
 
   // Counts this block's arrival; true in the last of `expected`, which sees what all have written.
@@ -113,9 +114,11 @@ struct Consumer {
 
   // Adds the segments of a tile, ascending. False where another block will.
   __device__ __forceinline__ bool add_segments(const Item& item, Sums& d) {
-    write(place(gridDim.x + int64_t(item.tile) * layer.segments + item.segment), d);
-    if (!arrives_last(layer.flags + LS_DENSE_MAX_BLOCKS + 1 + item.tile, layer.segments)) return false;
-    const float4* const from = place(gridDim.x + int64_t(item.tile) * layer.segments);
+    const int32_t tile = S::group() * deal.tiles + item.tile;
+    const int64_t first = S::blocks() + int64_t(tile) * layer.segments;
+    write(place(first + item.segment), d);
+    if (!arrives_last(layer.flags + LS_DENSE_MAX_BLOCKS + 1 + tile, layer.segments)) return false;
+    const float4* const from = place(first);
     read(from, d);
 #pragma unroll(kN <= 16 ? 8 : kN <= 32 ? 4 : 1)
     for (int segment = 1; segment < layer.segments; ++segment) {
@@ -188,7 +191,7 @@ struct Consumer {
   // Of every `of` eights of columns, that number `which`.
   __device__ __forceinline__ void finish(const Item& item, const Sums& d, int which = 0, int of = 1) {
     if constexpr (kKind == Kind::Gated) {
-      const int first = item.tile * kTileFeatures;
+      const int first = item.tile * kTileFeatures, first_row = S::first_row();
       if (group == 1) {
         for_pairs(d, [&](int number, int, int, int, float2 up) {
           shared.trade[number * kWarpgroup + threadIdx.x % kWarpgroup] = pack_bf16(up.x, up.y);
@@ -198,8 +201,8 @@ struct Consumer {
       if (group == 0) {
         for_pairs(d, [&](int number, int, int feature, int column, float2 gate) {
           const uint32_t up = shared.trade[number * kWarpgroup + threadIdx.x];
-          if (first + feature >= layer.n || column >= layer.rows) return;
-          store_gated(layer, first + feature, column, pack_bf16(gate.x, gate.y), up);
+          if (first + feature >= layer.n || first_row + column >= layer.rows) return;
+          store_gated(layer, first + feature, first_row + column, pack_bf16(gate.x, gate.y), up);
         });
       }
       together();

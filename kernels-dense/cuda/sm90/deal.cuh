@@ -22,14 +22,21 @@ struct Item {
 
 // What the host knows, divisions among it: a block must not count before it asks for memory.
 struct Deal {
+  int32_t tiles;                 // of the weight
   int32_t units, steps;          // of each block of a team; steps of all of k
   int32_t share, larger_shares;  // steps of a block; the first so many have one more
   int32_t team;                  // blocks that have neighbouring tiles and share what they read of x
   bool clusters;                 // whether the segments of a tile are the blocks of a cluster
   Divider unit_steps, segments;
 
-  __host__ Deal(const Layer& layer, int32_t units, int32_t blocks, int32_t team, bool clusters)
-      : units(units),
+  __host__ Deal(const Layer& layer, int32_t tiles, int32_t blocks, int32_t team, bool clusters)
+      : Deal(layer, tiles, tiles / team * layer.segments, blocks / team, team, clusters) {}
+
+ private:
+  // `units` and `blocks`: one block of each team.
+  __host__ Deal(const Layer& layer, int32_t tiles, int32_t units, int32_t blocks, int32_t team, bool clusters)
+      : tiles(tiles),
+        units(units),
         steps(layer.steps),
         share(units * layer.segment_steps / blocks),
         larger_shares(units * layer.segment_steps % blocks),

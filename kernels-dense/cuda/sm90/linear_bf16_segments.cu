@@ -2,7 +2,7 @@
 #include "stream.cuh"
 
 namespace lockstep::dense::sm90 {
-int32_t launch_segments(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
-  return launch_few<2, Kind::Linear, 2>(layer, columns, blocks, programmatic, stream);
+int32_t launch_segments(const Layer& layer, const Cut& cut, ls_stream_t stream) {
+  return launch_few<2, Kind::Linear, 2>(layer, cut, stream);
 }
 }  // namespace lockstep::dense::sm90

@@ -19,12 +19,12 @@ struct Shared {
   static constexpr int kConsumers = kGroups * kWarpgroup;
   // Where multiprocessors have room for two blocks, clusters of more than two find room, too.
   static constexpr bool kClusters = kKind == Kind::Linear && kResident == 2;
-  // And of more rows than columns, blocks of one launch may have some each: they owe nothing to each other.
-  static constexpr bool kBeside = kClusters;
   // Where not, blocks with neighbouring tiles read many rows of x together.
   static constexpr bool kTeams = kResident == 1 && kN >= 32;
   // As a warpgroup they can leave registers to the others.
   static constexpr bool kWide = kN > 64;
+  // Of more rows than columns, groups of blocks of one launch may have some each: y is the group's number.
+  static constexpr bool kBeside = kClusters || (kWide && kKind != Kind::Head);
   static constexpr int kProducers = kWide ? kWarpgroup : 64;
   static constexpr int kThreads = kConsumers + kProducers;
   static constexpr int kWeightBytes = kGroups * kTileBytes;
@@ -47,8 +47,12 @@ struct Shared {
   Barrier sums_there;                                 // what other blocks of the cluster have sent
   uint32_t last;                                      // whether this block was the last to arrive
 
+  static __device__ __forceinline__ int32_t group() { return kBeside ? blockIdx.y : 0; }
   // Of this block's columns, among the layer's rows.
-  static __device__ __forceinline__ int32_t first_row() { return kBeside ? int32_t(blockIdx.y) * kN : 0; }
+  static __device__ __forceinline__ int32_t first_row() { return group() * kN; }
+  // Of all blocks of the launch, and how many there are.
+  static __device__ __forceinline__ int32_t block() { return group() * gridDim.x + blockIdx.x; }
+  static __device__ __forceinline__ int32_t blocks() { return gridDim.x * (kBeside ? gridDim.y : 1); }
 };
 
 // A stage of the ring, and the parity of its turn.

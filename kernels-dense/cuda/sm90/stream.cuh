@@ -77,7 +77,7 @@ struct Producer {
   }
   // Rows that a block brings; those of a team are whole periods of the swizzle.
   static __host__ __device__ __forceinline__ int32_t rows_each(int32_t rows, int32_t team) {
-    if constexpr (S::kBeside) return rows < kN ? rows : kN;
+    if (S::kBeside && rows > kN) rows = kN;
     return team == 1 ? rows : (rows + 8 * team - 1) / (8 * team) * 8;
   }
 };
@@ -123,31 +123,41 @@ inline int32_t matrix_map(const void* base, int32_t rows, int32_t k, int64_t str
   return matrix.encode(map);
 }
 
+// How a launch is cut: rows of x computed together, blocks of each such group of rows, groups beside each other.
+struct Cut {
+  int32_t columns, blocks, groups;
+  bool programmatic;
+};
+constexpr int32_t kMostGroups = 65535;  // that a grid has room for
+
 template <int kN, int kGroups, Kind kKind, int kResident>
-int32_t launch_columns(const Layer& all, int32_t blocks, bool programmatic, ls_stream_t stream) {
+int32_t launch_columns(const Layer& all, const Cut& cut, ls_stream_t stream) {
   using S = Shared<kN, kGroups, kKind, kResident>;
   constexpr size_t kBytes = sizeof(S) + 1024;
   static_assert(kBytes <= S::kMostBytes, "kStages counts everything");
   constexpr int kFeatures = kKind == Kind::Gated ? kTileFeatures : kGroups * kTileFeatures;
   const int32_t tiles = ceil_div(all.n, kFeatures), units = tiles * all.segments;
+  const int32_t blocks = cut.blocks, groups = cut.groups;
   if (blocks < 1 || blocks > units || blocks > LS_DENSE_MAX_BLOCKS) return LS_ERR_UNSUPPORTED;
+  if (groups < 1 || groups > (S::kBeside ? kMostGroups : 1)) return LS_ERR_UNSUPPORTED;
   if (int64_t(units) * all.segment_steps > INT32_MAX) return LS_ERR_UNSUPPORTED;
-  if (all.segments > 1 && units / all.segments > LS_DENSE_MAX_SPLIT_TILES) return LS_ERR_UNSUPPORTED;
   const auto kernel = linear<kN, kGroups, kKind, kResident>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
   if (error != cudaSuccess) return int32_t(error);
   const bool clusters = S::kClusters && all.segments > 1 && all.segments <= kMostInCluster && blocks == units;
   const int32_t team = S::kTeams && tiles % 2 == 0 && blocks % 2 == 0 ? 2 : 1;
-  const Deal deal(all, units / team, blocks / team, team, clusters);
+  // Blocks that begin and end a unit, and add up within their cluster at most, owe nothing to each other.
+  const bool adds_up = all.segments > 1 && !clusters;
+  if (blocks < units && int64_t(groups) * blocks > LS_DENSE_MAX_BLOCKS) return LS_ERR_UNSUPPORTED;
+  if (adds_up && int64_t(groups) * tiles > LS_DENSE_MAX_SPLIT_TILES) return LS_ERR_UNSUPPORTED;
+  const Deal deal(all, tiles, blocks, team, clusters);
   CUtensorMap weight, x;
   constexpr uint32_t kBox = kKind == Kind::Gated ? kTileFeatures : kGroups * kTileFeatures;
   int32_t status =
       matrix_map(all.weight, all.valid, all.k, all.weight_stride, kBox, CU_TENSOR_MAP_L2_PROMOTION_NONE, weight);
-  // Rows of a launch: all, where each block begins and ends a unit and adds up within its cluster at most.
-  const bool beside = S::kBeside && blocks == units && (clusters || all.segments == 1);
-  const int32_t most = beside ? all.rows : kN;
-  for (int32_t first = 0; first < all.rows && status == LS_OK; first += most) {
-    const Layer layer = all.block(first, all.rows - first < most ? all.rows - first : most);
+  const int64_t most = int64_t(groups) * kN;  // rows of a launch
+  for (int64_t first = 0; first < all.rows && status == LS_OK; first += most) {
+    const Layer layer = all.block(int32_t(first), int32_t(all.rows - first < most ? all.rows - first : most));
     // What lies behind the rows in a stage may be anything: no column knows of another one.
     const uint32_t box = Producer<kN, kGroups, kKind, kResident>::rows_each(layer.rows, team);
     status = matrix_map(layer.x, layer.rows, layer.k, layer.x_stride, box, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, x);
@@ -155,21 +165,21 @@ int32_t launch_columns(const Layer& all, int32_t blocks, bool programmatic, ls_s
     // Other rows read the weight again.
     const bool keep = all.rows > kN;
     status = launch_clusters(kernel, dim3(blocks, ceil_div(layer.rows, kN)), clusters ? all.segments : team, S::kThreads,
-                             kBytes, stream, programmatic, layer, deal, keep, weight, x);
+                             kBytes, stream, cut.programmatic, layer, deal, keep, weight, x);
   }
   return status;
 }
 
 // Up to 64 rows.
 template <int kGroups, Kind kKind, int kResident>
-int32_t launch_few(const Layer& layer, int32_t columns, int32_t blocks, bool programmatic, ls_stream_t stream) {
-  switch (columns) {
-    case 8: return launch_columns<8, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
-    case 16: return launch_columns<16, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
-    case 24: return launch_columns<24, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
-    case 32: return launch_columns<32, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
-    case 48: return launch_columns<48, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
-    case 64: return launch_columns<64, kGroups, kKind, kResident>(layer, blocks, programmatic, stream);
+int32_t launch_few(const Layer& layer, const Cut& cut, ls_stream_t stream) {
+  switch (cut.columns) {
+    case 8: return launch_columns<8, kGroups, kKind, kResident>(layer, cut, stream);
+    case 16: return launch_columns<16, kGroups, kKind, kResident>(layer, cut, stream);
+    case 24: return launch_columns<24, kGroups, kKind, kResident>(layer, cut, stream);
+    case 32: return launch_columns<32, kGroups, kKind, kResident>(layer, cut, stream);
+    case 48: return launch_columns<48, kGroups, kKind, kResident>(layer, cut, stream);
+    case 64: return launch_columns<64, kGroups, kKind, kResident>(layer, cut, stream);
     default: return LS_ERR_UNSUPPORTED;
   }
 }

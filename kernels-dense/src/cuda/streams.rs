@@ -76,6 +76,7 @@ pub(super) fn linear<A: Activation, W: Activation>(
         columns: stream.grid.columns as i32,
         tile_rows: stream.grid.tile_rows as i32,
         blocks: stream.grid.blocks as i32,
+        groups: stream.grid.groups as i32,
         programmatic: i32::from(stream.programmatic),
     };
     let on = on.cu_stream().cast();

@@ -79,7 +79,7 @@ pub(crate) fn widths_share_their_bits(device: &Device) {
     }
 }
 
-/// Many rows, a few at a time: blocks beside blocks of one launch where each has a unit, launch behind launch where not.
+/// Many rows, a few at a time: groups of blocks beside each other in one launch, or launch behind launch.
 pub(crate) fn rows_beside_rows_share_their_bits(device: &Device) {
     let early = |grid: Grid| Grid { path: Path::Sm80, ..grid };
     for epilogue in crate::bits::EPILOGUES {
@@ -89,19 +89,27 @@ pub(crate) fn rows_beside_rows_share_their_bits(device: &Device) {
             for rows in [65, 100, 129, 256, 520].into_iter().step_by(stride(3)) {
                 let (x, before) = (rows_of(rows, k, 26), rows_of(rows, n, 27));
                 let want = layer.run(&before, &x, |op| op.with_grid(early));
-                for (columns, tile_rows, blocks) in [
-                    (8, 64, usize::MAX),
-                    (24, 128, usize::MAX),
-                    (64, 64, usize::MAX),
-                    (64, 128, usize::MAX),
-                    (48, 64, 2),
-                    (64, 128, 1),
-                    (96, 128, usize::MAX),
+                for (columns, tile_rows, blocks, groups) in [
+                    (8, 64, usize::MAX, usize::MAX),
+                    (24, 128, usize::MAX, usize::MAX),
+                    (24, 64, usize::MAX, 3),
+                    (64, 64, usize::MAX, usize::MAX),
+                    (64, 128, usize::MAX, usize::MAX),
+                    (48, 64, 2, usize::MAX),
+                    (48, 64, 2, 1),
+                    (64, 128, 1, usize::MAX),
+                    (96, 128, usize::MAX, usize::MAX),
+                    (96, 128, 2, usize::MAX),
+                    (96, 128, 3, 2),
+                    (128, 128, 1, usize::MAX),
+                    (192, 128, usize::MAX, 1),
+                    (256, 128, 2, usize::MAX),
                 ] {
-                    let choose = |grid| Grid { columns, tile_rows, blocks, ..grid };
+                    let choose = |grid| Grid { columns, tile_rows, blocks, groups, ..grid };
                     let got = layer.run(&before, &x, |op| op.with_grid(choose));
-                    let what =
-                        format!("{rows} rows, {columns} at a time, tiles of {tile_rows}, {blocks} blocks");
+                    let what = format!(
+                        "{rows} rows, {columns} at a time, tiles of {tile_rows}, {blocks} blocks, {groups} groups"
+                    );
                     assert_same_bits(&format!("{what}, {n} x {k}, {epilogue:?}"), &got, &want);
                 }
             }

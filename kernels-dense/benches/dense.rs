@@ -185,7 +185,7 @@ mod cuda {
     pub(super) fn all(bench: &mut Bench) {
         for (model, shapes) in MODELS {
             for shape in shapes {
-                for rows in [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 192, 256, 1024] {
+                for rows in [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 192, 256, 1024, 4096] {
                     linear(bench, model, *shape, rows, Way::Plain);
                     cublaslt(bench, model, *shape, rows, Peer::Free);
                 }

@@ -115,7 +115,7 @@ impl Stream {
         if form == Form::Linear && path == Path::Sm90 && busy <= device.multiprocessors {
             stream.grid = Grid { tile_rows: 64, columns: each(FEW_COLUMNS), ..stream.grid };
         }
-        let all = rows.div_ceil(stream.grid.columns);
+        let all = rows.div_ceil(stream.grid.columns.max(1));
         let grid = if stream.grid.columns > FEW_COLUMNS && all > 1 && form != Form::Head {
             // The chip is theirs by equal parts, of neighbours who share what they read of x.
             let groups = all.div_ceil(all.div_ceil(TOGETHER));
@@ -322,9 +322,10 @@ mod tests {
         assert_eq!(groups(Form::Gated, 1000, 17408, 5120), (256, 4, 32));
         assert_eq!(groups(Form::Gated, 4096, 17408, 5120), (256, 8, 16));
         assert_eq!(groups(Form::Linear, 9 * 256, 5120, 6144), (256, 5, 26));
-        // Few columns stand beside each other where nobody owes anything: 64 blocks a group of 64 rows, however many.
+        // Few columns stand beside each other where nobody owes anything: 64 blocks for each 64 rows, however many.
         assert_eq!(groups(Form::Linear, 4096, 1024, 2048), (64, 64, 64));
         assert_eq!(groups(Form::Linear, 64 * 70_000, 1024, 2048), (64, 65_535, 64));
+        assert_eq!(groups(Form::Gated, 0, 17408, 5120), (8, 1, 132));
         // A head's rows follow each other.
         assert_eq!(groups(Form::Head, 1024, 248_320, 5120), (128, 1, 132));
         // No more than flags and counters for.

@@ -12,6 +12,10 @@ namespace lockstep::gdn {
 
 constexpr int kPreparers = 2;
 constexpr int kAhead = kPreparers * kGroupsOfWarp;  // tokens of a chunk: one per group of lanes
+constexpr int kPrefillThreads = kThreads + 32 * kPreparers;
+
+// All of the block, from wherever in their part of the kernel they are, which __syncthreads() does not allow.
+__device__ __forceinline__ void chunk_done() { asm volatile("bar.sync 1, %0;" ::"n"(kPrefillThreads) : "memory"); }
 
 // What the runners need of a token, brought while they run the one before.
 template <int kRows, typename Prepared>
@@ -33,7 +37,7 @@ struct Next {
 
 // kRows rows of the state per group of lanes.
 template <int kRows>
-__global__ void __launch_bounds__(kThreads + 32 * kPreparers, 2) prefill(const Params p) {
+__global__ void __launch_bounds__(kPrefillThreads, 2) prefill(const Params p) {
   constexpr int kTile = kGroups * kRows;
   using Chunk = Prepared<kAhead, kTile>;
   __shared__ __align__(16) Chunk chunks[2];
@@ -68,16 +72,16 @@ __global__ void __launch_bounds__(kThreads + 32 * kPreparers, 2) prefill(const P
       const Token<kTile> own = token;
       token.load(p, w, at, from + kAhead + group, lane);
       own.template finish<Mode::Prefill>(p, w, at, from + group, group, lane, chunks[turn]);
-      __syncthreads();
+      chunk_done();
     }
-    __syncthreads();
+    chunk_done();
     return;
   }
 
   if (w.folded == 0) rows.clear();
   const bool speaks = Parts<kRows>::speaks(lane);
   __nv_bfloat16* out = out_of(p, at, first_row + spoken_row<kRows>(lane)) + int64_t(w.first) * p.out_row_stride;
-  __syncthreads();
+  chunk_done();
   for (int32_t from = 0, turn = 0; from < tokens; from += kAhead, turn ^= 1) {
     const Chunk& chunk = chunks[turn];
     const int32_t here = min(tokens - from, kAhead);
@@ -93,7 +97,7 @@ __global__ void __launch_bounds__(kThreads + 32 * kPreparers, 2) prefill(const P
         out += p.out_row_stride;
       }
     }
-    __syncthreads();
+    chunk_done();
   }
   rows.store(state_at, lane);
 }
@@ -101,7 +105,7 @@ __global__ void __launch_bounds__(kThreads + 32 * kPreparers, 2) prefill(const P
 template <int kRows>
 int32_t launch_prefill(const ls_gdn_params& p, ls_stream_t stream) {
   const dim3 grid(p.v_heads * (kHead / (kGroups * kRows)), p.rows.sequences + 1);
-  return launch(prefill<kRows>, grid, kThreads + 32 * kPreparers, 0, stream, p.programmatic != 0, Params(p));
+  return launch(prefill<kRows>, grid, kPrefillThreads, 0, stream, p.programmatic != 0, Params(p));
 }
 
 }  // namespace lockstep::gdn

@@ -14,37 +14,18 @@ constexpr int kPreparers = 2;
 constexpr int kAhead = kPreparers * kGroupsOfWarp;  // tokens of a chunk: one per group of lanes
 constexpr int kPrefillThreads = kThreads + 32 * kPreparers;
 
-// All of the block, from wherever in their part of the kernel they are, which __syncthreads() does not allow.
-__device__ __forceinline__ void chunk_done() { asm volatile("bar.sync 1, %0;" ::"n"(kPrefillThreads) : "memory"); }
-
-// What the runners need of a token, brought while they run the one before.
-template <int kRows, typename Prepared>
-struct Next {
-  Slice key, query;
-  Gates gates;
-  float value[Parts<kRows>::kCount];
-
-  __device__ __forceinline__ Next(const Prepared& from, int i, int first_row, int lane)
-      : key(load_slice(from.key[i], lane)),
-        query(load_slice(from.query[i], lane)),
-        gates{from.decay[i], from.beta[i], from.qk[i]} {
-#pragma unroll
-    for (int part = 0; part < Parts<kRows>::kCount; ++part) {
-      value[part] = __bfloat162float(from.value[i][first_row + Parts<kRows>::row(part, lane)]);
-    }
-  }
-};
-
 // kRows rows of the state per group of lanes.
 template <int kRows>
 __global__ void __launch_bounds__(kPrefillThreads, 2) prefill(const Params p) {
   constexpr int kTile = kGroups * kRows;
+  static_assert(Parts<kRows>::kCount == 1, "one value of a token for each lane");
   using Chunk = Prepared<kAhead, kTile>;
   __shared__ __align__(16) Chunk chunks[2];
 
   pdl::wait();
   pdl::launch_dependents();
-  const bool runs = threadIdx.x < kThreads;
+  // The same in a whole warp, and the compiler has to know.
+  const bool runs = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) < kWarps;
   const int lane = threadIdx.x % kGroup, group = threadIdx.x % kThreads / kGroup, first_row = group * kRows;
   const Place at(p, blockIdx.x, kTile);
 
@@ -64,42 +45,40 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) prefill(const Params p) {
     return;
   }
 
-  const int32_t tokens = w.tokens();
-  if (!runs) {
-    Token<kTile> token;
-    token.load(p, w, at, group, lane);
-    for (int32_t from = 0, turn = 0; from < tokens; from += kAhead, turn ^= 1) {
-      const Token<kTile> own = token;
-      token.load(p, w, at, from + kAhead + group, lane);
-      own.template finish<Mode::Prefill>(p, w, at, from + group, group, lane, chunks[turn]);
-      chunk_done();
-    }
-    chunk_done();
-    return;
-  }
-
   if (w.folded == 0) rows.clear();
+  const int32_t tokens = w.tokens();
   const bool speaks = Parts<kRows>::speaks(lane);
   __nv_bfloat16* out = out_of(p, at, first_row + spoken_row<kRows>(lane)) + int64_t(w.first) * p.out_row_stride;
-  chunk_done();
-  for (int32_t from = 0, turn = 0; from < tokens; from += kAhead, turn ^= 1) {
-    const Chunk& chunk = chunks[turn];
-    const int32_t here = min(tokens - from, kAhead);
-    int32_t i = 0;
-    for (; i < here && from + i < w.pending; ++i) advance(rows, chunk, i, first_row, true, true, lane);
-    if (i < here) {
-      Next<kRows, Chunk> next(chunk, i, first_row, lane);
-      for (; i < here; ++i) {
-        const Next<kRows, Chunk> now = next;
-        next = Next<kRows, Chunk>(chunk, min(i + 1, here - 1), first_row, lane);
-        const float y = step(rows.at, now.key, now.query, now.gates, now.value, true, lane);
-        if (speaks) *out = __float2bfloat16_rn(y);
-        out += p.out_row_stride;
+  // The chunk that begins with token `from` is prepared, the one before it is run.
+  for (int32_t from = 0, turn = 0;; from += kAhead, turn ^= 1) {
+    if (!runs) {
+      Token<kTile> token;
+      token.load(p, w, at, from + group, lane);
+      token.template finish<Mode::Prefill>(p, w, at, from + group, group, lane, chunks[turn]);
+    } else if (from > 0) {
+      const Chunk& chunk = chunks[turn ^ 1];
+      const int32_t first = from - kAhead, here = min(tokens - first, kAhead);
+      int32_t i = 0;
+      for (; i < here && first + i < w.pending; ++i) advance(rows, chunk, i, first_row, true, true, lane);
+      if (i < here) {
+        Slice key = load_slice(chunk.key[i], lane), query = load_slice(chunk.query[i], lane);
+        for (; i < here; ++i) {
+          // Those of the next token are on their way while this one runs.
+          const int next = min(i + 1, here - 1);
+          const Slice next_key = load_slice(chunk.key[next], lane), next_query = load_slice(chunk.query[next], lane);
+          const Gates gates = {chunk.decay[i], chunk.beta[i], chunk.qk[i]};
+          const float value[1] = {__bfloat162float(chunk.value[i][first_row + Parts<kRows>::row(0, lane)])};
+          const float y = step(rows.at, key, query, gates, value, true, lane);
+          if (speaks) *out = __float2bfloat16_rn(y);
+          out += p.out_row_stride;
+          key = next_key, query = next_query;
+        }
       }
     }
-    chunk_done();
+    if (from >= tokens) break;
+    __syncthreads();
   }
-  rows.store(state_at, lane);
+  if (runs) rows.store(state_at, lane);
 }
 
 template <int kRows>

@@ -41,8 +41,7 @@ const MOST_SEGMENTS: usize = 8;
 const FEWEST_STEPS: usize = 8;
 /// Columns of the kernels that have tiles of 64 rows and, of segments, blocks that add up among themselves.
 const FEW_COLUMNS: usize = 64;
-/// Groups of more columns that read a weight at the same time: what one of them had from memory is in the L2 cache for
-/// those that come soon.
+/// Groups of more columns that read a weight at about the same time, most of them from the L2 cache.
 const TOGETHER: usize = 8;
 /// As many as a grid has room for in its second dimension.
 const MOST_GROUPS: usize = 65_535;
